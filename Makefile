@@ -3,8 +3,8 @@
 # Programs are started by `python -m`, because the first line of a script cannot name a long path.
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 NOX := .nox/.venv/bin/python -m nox
-INSTALLS := install-verl install-trl install-kernels
-GROUPS := test-verl test-trl test-kernels test-trl_versions
+INSTALLS := install-verl install-trl install-skyrl install-kernels
+GROUPS := test-verl test-trl test-skyrl test-kernels test-trl_versions
 RECIPES := test-monarch test-diloco test-openenv test-trace_replay
 TRLS := 1.9.0
 
@@ -45,7 +45,7 @@ test test-all: .nox/.venv/installed
 	@echo "running $(GROUPS:test-%=%); each prints its output when it ends"
 	@$(PARALLEL) ALL="$(ALL)" TRLS="$(TRLS)" $(GROUPS)
 
-test-kernels test-trl test-verl test-smollm test-tinker test-tinker_server: test-%:
+test-kernels test-trl test-verl test-skyrl test-smollm test-tinker test-tinker_server: test-%:
 	@$(NOX) -s $* $(ALL) 2> .nox/$*.log || { cat .nox/$*.log >&2; exit 1; }
 
 test-trl_versions:

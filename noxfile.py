@@ -12,7 +12,7 @@ import nox
 
 nox.options.reuse_venv = "yes"
 nox.options.default_venv_backend = "virtualenv"  # and so pip: uv does not see a wheel lying on disk
-nox.options.sessions = ["lint", "types", "kernels", "trl", "verl"]
+nox.options.sessions = ["lint", "types", "kernels", "trl", "verl", "skyrl"]
 
 
 # What a checkout of PRIME-RL needs for its loss and, on a CPU, its trainer; the rest of it is stubbed.
@@ -53,6 +53,20 @@ AXOLOTL = [
 
 # What SkyRL's server for Tinker's SDK needs with JAX on a CPU.
 TINKER_SERVER = ("skyrl[tinker,jax]", "tinker", "transformers", "psutil")
+
+# What SkyRL's loss code imports on a CPU, beside its own wheels.
+SKYRL = (
+    "ray",
+    "loguru",
+    "omegaconf",
+    "tensordict",
+    "cloudpickle",
+    "typing_extensions",
+    "pandas",
+    "func_timeout",
+)
+# Its loss code runs on Python 3.11 too, from the wheel alone; the wheel asks for 3.12.
+NEWER_SKYRL = "0.4.0"
 
 # What builds the site and opens its pages.
 SITE = ("mkdocs-material", "latex2mathml", "ziamath", "playwright")
@@ -154,6 +168,7 @@ def kernels(session: nox.Session) -> None:
     install(session, "-e", ".[test,plot]", *SITE)
     names = ("kernels", "losses", "frameworks", "objective", "tools", "package", "golden", "live/prime_rl")
     names += ("adapters/prime_rl_plugin", "adapters/verl_plugin/without_verl", "adapters/tinker_loss")
+    names += ("adapters/skyrl_loss/without_skyrl",)
     names += ("adapters/nemo_rl_loss", "adapters/slime_loss")
     pytest(session, *names, without="adapters/tinker_loss/with_sdk")
 
@@ -235,6 +250,20 @@ def verl(session: nox.Session) -> None:
     session.env["VERL_WHEELS"] = str(wheels)
     # What needs no verl runs in the session kernels.
     pytest(session, "adapters/verl_plugin", "live/verl", without="adapters/verl_plugin/without_verl")
+
+
+@nox.session
+def skyrl(session: nox.Session) -> None:
+    """Run the tests that need SkyRL, with 0.3.0 and then with 0.4.0: its loss code, its registries and Ray."""
+    install(session, "-e", ".[test]", *SKYRL, constraints="constraints-skyrl.txt")
+    session.install("--no-deps", "-c", "constraints-skyrl.txt", "skyrl", "skyrl-gym")
+    newer = Path(session.virtualenv.location, "wheels", NEWER_SKYRL).resolve()
+    if not (newer / "skyrl").is_dir():
+        options = ("--no-deps", "--ignore-requires-python", "--target", str(newer))
+        session.install(*options, f"skyrl=={NEWER_SKYRL}")
+    pytest(session, "adapters/skyrl_loss", "live/skyrl", without="adapters/skyrl_loss/without_skyrl")
+    session.env["PYTHONPATH"] = str(newer)
+    pytest(session, "adapters/skyrl_loss/test_loss.py", "live/skyrl/test_conform.py")
 
 
 @nox.session

@@ -15,7 +15,7 @@ from composer_plugins.adapters.skyrl_loss.surface import (
 )
 from composer_plugins.adapters.skyrl_loss.upstream import release_of
 from composer_plugins.config import at
-from composer_plugins.errors import unknown
+from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.findings import Finding, Findings, enforce
 from composer_plugins.frameworks import skyrl
 from composer_plugins.frameworks.contract import NOTHING
@@ -104,8 +104,13 @@ class Configs(ByTable):
                 "policy_weight": "the policy loss",
             },
         }
+        if advantage is None:
+            remarks.append(f"{Key.ESTIMATOR} = {value(Key.ESTIMATOR)!r}, which is not in the catalogue")
         if policy is None:
-            why = f"{Key.POLICY} = {skyrl.LIKELIHOOD!r} trains on the likelihood alone, without advantages"
+            name = str(value(Key.POLICY))
+            why = f"{name!r} trains on the likelihood alone, without advantages"
+            if name != skyrl.LIKELIHOOD:
+                why = f"{Key.POLICY} = {name!r} is not SkyRL's own, and what it computes is not known here"
             return without_policy(why, remarks=(*remarks, *more), **fields)
         name = str(value(Key.POLICY))
         if policy.own is not None and name in skyrl.FOLDED:
@@ -207,6 +212,9 @@ def correction_of(table: Mapping[str, Any]) -> tuple[Choice | None, list[str]]:
     caps = {"token": value(Key.TOKEN_CAP), "sequence": value(Key.SEQUENCE_CAP)}
     if value(Key.USE_TIS):
         level, caps["token"] = "token", value(Key.FORMER_CAP)
+        if caps["token"] <= 0:
+            problem = f"it is {caps['token']:g}, and SkyRL multiplies the loss by at most that number"
+            raise ConfigError(Key.FORMER_CAP, problem, f"set {Key.TIS}=token and {Key.TOKEN_CAP}")
     if level is not None and level not in LEVELS:
         raise unknown(Key.TIS, str(level), LEVELS, noun="level")
     if metric is not None and metric not in METRICS:

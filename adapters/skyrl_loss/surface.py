@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from composer_plugins.config import ComposerConfig, at, unlikely
-from composer_plugins.errors import ConfigError, not_available, unknown
+from composer_plugins.errors import ConfigError, near, not_available, unknown
 from composer_plugins.findings import Finding, Findings, enforce
 from composer_plugins.frameworks import skyrl
-from composer_plugins.frameworks.contract import NamedLoss, Option
+from composer_plugins.frameworks.contract import NamedLoss, Option, parameters_of
 from composer_plugins.frameworks.skyrl import NODE, SKYRL, Key
 from composer_plugins.losses.choosing import Choice, choose, find_one
 from composer_plugins.losses.row import Kind
@@ -45,9 +45,10 @@ def is_ours(name: str) -> bool:
 
 
 def parse(table: Mapping[str, Any], kind: Kind, release: str) -> Parsed | None:
-    """The policy loss or the advantage that a config names, with its parameters; None for cross_entropy.
+    """The policy loss or the advantage that a config names, with its parameters.
 
-    Raises ConfigError for a name that SkyRL does not have, and for an option that contradicts the loss.
+    None for cross_entropy, and for a name that the user's own entry point may have registered. Raises
+    ConfigError for a misspelt name, and for an option that contradicts the loss.
     """
     name = str(value_in(table, CHOOSES[kind]))
     if is_ours(name):
@@ -63,7 +64,9 @@ def parse(table: Mapping[str, Any], kind: Kind, release: str) -> Parsed | None:
         known = [*(str(one.options[CHOOSES[kind]]) for one in of_kind), "composer"]
         if name == "dppo":
             raise unknown(Key.DPPO_TYPE, str(chosen[Key.DPPO_TYPE]), ("binary_tv", "binary_kl"), noun="type")
-        raise unknown(CHOOSES[kind], name, known, noun="loss" if kind == "policy" else "estimator")
+        if near(name, known):
+            raise unknown(CHOOSES[kind], name, known, noun="loss" if kind == "policy" else "estimator")
+        return None
     given = given_options(own.own, lambda key, default: default if at(table, key) is None else at(table, key))
     loss = find_one(own.row, kind).loss
     set_by = parameters_set(SKYRL, loss, {}, given, params_key="")
@@ -147,6 +150,14 @@ def findings(
 
     policy, advantage = parsed["policy"], parsed["advantage"]
     name, reduction = str(value(Key.POLICY)), value(Key.REDUCTION)
+    if policy is None and name != skyrl.LIKELIHOOD:
+        problem = f"it is {name!r}, which SkyRL {release} does not have by itself"
+        remedy = "correct it; or, if your entry point registers it, run composer-plugins check "
+        yield Finding("warning", Key.POLICY, problem, f"{remedy}FILE.py:FUNCTION --as skyrl")
+    if advantage is None:
+        problem = f"it is {value(Key.ESTIMATOR)!r}, which SkyRL {release} does not have by itself"
+        remedy = "correct it, unless your entry point registers it"
+        yield Finding("warning", Key.ESTIMATOR, problem, remedy)
     if value(Key.USE_KL) and value(Key.KL_IN_REWARD):
         yield Finding("error", Key.KL_IN_REWARD, f"it is True, and so is {Key.USE_KL}", "set one to false")
     if reduction == skyrl.NORM and value(Key.LENGTH) is None:
@@ -155,12 +166,12 @@ def findings(
     if reduction == skyrl.LEGACY:
         remedy = "set token_mean"
         yield Finding("warning", Key.REDUCTION, f"it is {reduction!r}: {skyrl.LEGACY_REMARK}", remedy)
-    if value(Key.USE_TIS) and value(Key.FORMER_CAP) <= 0:
-        problem = f"it is {value(Key.FORMER_CAP):g}, and SkyRL multiplies the loss by at most that number"
-        yield Finding("error", Key.FORMER_CAP, problem, f"set {Key.TIS}=token and {Key.TOKEN_CAP}")
+    if policy is not None and policy.own is not None and skyrl.ADVISED.get(name, reduction) != reduction:
+        problem = f"it is {reduction!r}, and the paper of {name} takes the mean of each sequence first"
+        yield Finding("warning", Key.REDUCTION, problem, f"set {skyrl.ADVISED[name]}, as SkyRL advises")
     corrected = (Key.TIS, Key.SEQUENCE_MASK, *Key.OUTLIERS, *Key.TOKEN_MASK)
     set_here = next((key for key in (Key.USE_TIS, *corrected) if value(key) not in (None, False)), "")
-    if set_here and name in skyrl.DONE_WITH_CORRECTION:
+    if set_here and name in skyrl.UNCORRECTED:
         problem = f"it is set, and SkyRL's {name} does not correct for the rollout engine"
         yield Finding("error", set_here, problem, "remove it, or choose another policy_loss_type")
     if policy is not None and policy.own is not None and name in skyrl.FOLDED:
@@ -195,7 +206,7 @@ def findings(
         yield from cut_sampling(lambda key: at(table, key), f"{skyrl.GENERATOR}.sampling_params.")
     for one in parsed.values():
         if one is not None:
-            yield from unlikely(one.choice, {name: x.key for name, x in one.set_by.items()})
+            yield from unlikely(one.choice, keys_of(one))
     if policy is None:
         return
     yield from not_read(table, policy)
@@ -205,6 +216,17 @@ def findings(
     used = advantage.choice.loss.name if advantage else ""
     remedy = f"set {policy.choice.loss.advantage}, or composer/{policy.choice.loss.advantage}"
     yield from advantage_of_another_paper(policy.choice, used, Key.ESTIMATOR, remedy)
+
+
+def keys_of(parsed: Parsed) -> dict[str, str]:
+    """By parameter, the key at which a user sets it."""
+    kind, own = parsed.choice.loss.kind, parsed.own
+    if own is None:
+        keys = {name: f"{NODE}.{kind}_params.{name}" for name in parsed.choice.loss.parameters}
+    else:
+        sets = ((option, parameters_of(option.sets, parsed.choice.loss)) for option in own.own)
+        keys = {name: option.key for option, names in sets for name in names}
+    return keys | {name: one.key for name, one in parsed.set_by.items()}
 
 
 def not_read(table: Mapping[str, Any], policy: Parsed) -> Iterator[Finding]:

@@ -67,7 +67,8 @@ FOLDED = {
     "kl_cov": "its penalty is not divided by the denominator, and its policy gradient is, so the penalty "
     "weighs as much more as the mini-batch has tokens (token_mean)",
 }
-DONE_WITH_CORRECTION = ("clip_cov", "kl_cov")  # SkyRL refuses off_policy_correction beside them
+ADVISED = dict.fromkeys(("gspo", "sapo"), "sequence_mean")  # SkyRL logs a warning beside another reduction
+UNCORRECTED = ("clip_cov", "kl_cov")  # SkyRL refuses off_policy_correction beside them
 # SkyRL's own names of losses and estimators that a mode of its trainer refuses: `fully_async`, step-wise.
 NEEDS_OLD = (
     *("regular", "dual_clip", "gspo", "cispo", "clip_cov", "kl_cov", "sapo", "cross_entropy"),

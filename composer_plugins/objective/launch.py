@@ -7,7 +7,7 @@ script for the call that makes the framework's config (`Framework.config_classes
 import ast
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +27,7 @@ SUFFIXES = (".sh", ".bash", ".zsh", ".slurm", ".sbatch", ".py")  # of scripts
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_]\w*(\.[\w-]+)+=")
 FILES = ("--config", "@")  # what names a config file on a command line with options
 HYDRA_OPTIONS = {"-cp": "--config-path", "-cd": "--config-dir", "-cn": "--config-name"}
+SHELLS = ("bash", "sh", "zsh")
 ADDING = ("xargs", "parallel")  # programs that add words to a command
 
 
@@ -98,6 +99,17 @@ def of_shell(path: Path, text: str, known: Sequence[Framework]) -> Iterator[tupl
     problem = "this is not read, because it is not understood as bash"
     unread += [Finding("warning", f"{path}:{line}", problem, "correct it") for line in wrong]
     for one in found:
+        for inner, following in scripts_run(one.words, path):
+            for _, launched in of_shell(inner, inner.read_text(encoding="utf-8", errors="replace"), known):
+                more = reader(launched.framework)(launched.framework, following, path.parent)
+                yield (
+                    one.line,
+                    launched._replace(
+                        files=(*launched.files, *more.files),
+                        overrides=(*launched.overrides, *more.overrides),
+                        findings=(*unread, *launched.findings, *more.findings),
+                    ),
+                )
         for framework in known:
             for launched in started(framework, one.words, path.parent):
                 own = [file for file in launched.files if not _is_written(file, written, path.parent)]
@@ -110,6 +122,24 @@ def of_shell(path: Path, text: str, known: Sequence[Framework]) -> Iterator[tupl
                 )
 
 
+def scripts_run(words: tuple[Word, ...], path: Path) -> Iterator[tuple[Path, tuple[Word, ...]]]:
+    """Yield another script that a command runs (`bash run.sh key=value`), with the words that follow it.
+
+    Only one that hands its arguments on ("$@") is meant.
+    """
+    for number, word in enumerate(words):
+        if number and words[number - 1].text.rpartition("/")[2] in SHELLS and not word.unknown:
+            file = found_file(word.text, path.parent)
+            is_other = file is not None and file.resolve() != path.resolve()
+            if file is not None and is_other and "$@" in file.read_text(encoding="utf-8", errors="replace"):
+                yield file, words[number + 1 :]
+
+
+def reader(framework: Framework) -> Callable[[Framework, Sequence[Word], Path], Launch]:
+    """How the words of a framework's command line are read."""
+    return of_hydra if framework.is_hydra else of_options
+
+
 def _is_written(file: Path, written: Iterable[str], folder: Path) -> bool:
     places = (place / name for name in written for place in (Path(), folder))
     return file.resolve() in [place.resolve() for place in places]
@@ -119,8 +149,7 @@ def started(framework: Framework, words: tuple[Word, ...], folder: Path) -> Iter
     """Yield what a command gives the framework, if it starts it."""
     for number, word in enumerate(words):
         if length := starts(framework, words, number):
-            read = of_hydra if framework.is_hydra else of_options
-            launched = read(framework, words[number + length :], folder)
+            launched = reader(framework)(framework, words[number + length :], folder)
             if any(one.text.rpartition("/")[2] in ADDING for one in words[:number]):
                 more = Finding("warning", words[0].text, "it adds words that are not known", GIVE)
                 launched = launched._replace(findings=(*launched.findings, more))

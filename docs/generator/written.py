@@ -18,6 +18,7 @@ END = "<!-- end of table -->"
 ROUNDED = re.compile(r"(?<=\| )(?:0|\d\.\de[-+]\d\d)(?=[ ;])")
 
 TRL, VERL, BOTH = "TRL", "verl", "verl, and TRL in a folder of VERL_WHEELS"
+SKYRL = "SkyRL"
 CHECKOUT = "a checkout of PRIME-RL: PRIME_RL_SOURCE=DIR .nox/prime_rl/bin/python -m docs.generator"
 VERSIONS = "every version of TRL: nox -s trl_versions -- --write"
 IS_HERE: dict[str, Callable[[], bool]] = {
@@ -27,6 +28,7 @@ IS_HERE: dict[str, Callable[[], bool]] = {
     BOTH: lambda: find_spec("verl") is not None and wheel_of_trl().is_dir(),
     CHECKOUT: lambda: bool(os.environ.get("PRIME_RL_SOURCE")),
     VERSIONS: lambda: False,
+    SKYRL: lambda: find_spec("skyrl") is not None,
 }
 NOT_BY_MAKE = (CHECKOUT, VERSIONS)  # what no environment of `make pages` has
 
@@ -106,6 +108,7 @@ PARTS = (
     in_trl_support("other trainers", "trl_support:other_trainers"),
     *(Part("docs/findings.md", name, "findings:section", (name,), needs) for name, needs in FRAMEWORKS),
     *(Part("docs/parity.md", name, "printed:conform", (name,), needs, True) for name, needs in FRAMEWORKS),
+    Part("docs/parity.md", "skyrl", "printed:conform", ("skyrl",), SKYRL, True),
     Part("docs/migrate.md", "same gradient", "printed:migrated", (), BOTH, True),
 )
 

@@ -241,6 +241,7 @@ LOSSES = (
                 params={"tau_pos": 1.0, "tau_neg": 1.05, "log_ratio_clamp": 20.0},
                 note="policy_loss_type sapo; loss_reduction is token_mean unless set, and SkyRL then advises "
                 "sequence_mean",
+                mode="token-mean",
             ),
         ),
     ),
@@ -300,6 +301,7 @@ LOSSES = (
                 params=PPO_CLIPS | {"log_ratio_cap": 10.0},
                 note="policy_loss_type gspo; the clips stay PPO's unless set; loss_reduction is token_mean "
                 "unless set, and SkyRL then advises sequence_mean",
+                mode="token-mean",
             ),
         ),
     ),

@@ -104,7 +104,8 @@ def masked_nan_and_infinities_have_no_influence(subject: Subject) -> None:
         ),
         FUNCTION: Own(
             cause="a mean or another statistic of the micro-batch inside the function: divide by the counts "
-            "of the whole batch, which the framework passes or divides by itself",
+            "of the whole batch, which the framework passes or divides by itself. SkyRL and Tinker add up "
+            "what a function returns, so return the sum: a mean of B rows of T tokens is B T times too small",
         ),
         TRAINER: Own(
             name="micro_batches_leave_the_gradient_alone",

@@ -1,0 +1,328 @@
+"""Our policy losses and advantages in SkyRL's registries: sums, cuts, masks, options, and what is refused."""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+from torch import Tensor
+
+from composer_plugins.adapters.skyrl_loss.loss import AdvantageEstimator, PolicyLoss
+from composer_plugins.adapters.skyrl_loss.register import register
+from composer_plugins.conformance.skyrl_claims import upstream
+from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.findings import ComposerWarning
+from composer_plugins.frameworks.skyrl import NODE, SKYRL, Key
+from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.losses.registry import losses
+from composer_plugins.testing.assertions import assert_parity
+
+POLICIES = upstream.ppo_utils.PolicyLossRegistry
+ESTIMATORS = upstream.ppo_utils.AdvantageEstimatorRegistry
+MASK = torch.arange(6) < torch.tensor([6, 4, 5, 2, 6, 1, 3, 6]).unsqueeze(-1)
+REDUCTIONS = tuple(SKYRL.denominators)
+RUNS = [one for one in losses() if one.kind == "policy" and SKYRL.runs(one)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered() -> Iterator[None]:
+    register()
+    yield
+    for registry in (POLICIES, ESTIMATORS):
+        for name in [one for one in registry.list_available() if one.startswith("composer")]:
+            registry.unregister(name)
+
+
+def batch(seed: int = 0, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """A mini-batch of eight rows, two of each prompt, as SkyRL's trainer has it before it divides."""
+    g = torch.Generator().manual_seed(seed)
+    logprobs = -3 * torch.rand(MASK.shape, generator=g, dtype=dtype) - 0.1
+    noise = [0.2 * torch.randn(MASK.shape, generator=g, dtype=dtype) for _ in range(2)]
+    advantages = torch.randn(len(MASK), 1, generator=g, dtype=dtype).expand(MASK.shape).clone()
+    found = {"logprobs": logprobs, "old_logprobs": (logprobs + noise[0]).clamp(max=-0.01)}
+    found |= {"rollout_logprobs": (logprobs + noise[1]).clamp(max=-0.01)}
+    return found | {"advantages": advantages, "mask": MASK}
+
+
+def divided(given: dict[str, Tensor], reduction: str) -> dict[str, Tensor]:
+    advantages = upstream.divided(given["advantages"], given["mask"], reduction, 100, [2, 2, 2, 2])
+    return given | {"advantages": advantages}
+
+
+def config(name: str, **options: Any) -> Any:
+    return upstream.algorithm({Key.POLICY: name, **options})
+
+
+def gradient(function: Callable[..., Any], options: Any, parts: list[dict[str, Tensor]]) -> Tensor:
+    return torch.cat([upstream.called(function, options, part)[1] for part in parts])
+
+
+def cut(given: dict[str, Tensor], rows: int) -> list[dict[str, Tensor]]:
+    return [{name: x[i : i + rows] for name, x in given.items()} for i in range(0, len(MASK), rows)]
+
+
+def test_every_loss_and_advantage_that_runs_is_registered_once() -> None:
+    register()
+    names = {one.removeprefix("composer/") for one in POLICIES.list_available() if "/" in one}
+    assert names == {one.name for one in RUNS} and len(names) > 20
+    estimators = {one for one in ESTIMATORS.list_available() if one.startswith("composer/")}
+    assert {"composer/rloo", "composer/gae", "composer/maxrl", "composer/dr_grpo"} <= estimators
+    assert "composer" in POLICIES.list_available() and "composer" in ESTIMATORS.list_available()
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("name", ["ppo", "gspo_token", "cispo", "dppo_tv", "sapo", "vespo", "minirl"])
+def test_micro_batches_and_ranks_leave_the_gradient(name: str, reduction: str) -> None:
+    """1, 2, 4 and 8 rows to a micro-batch: DP ranks are the same sums, which SkyRL multiplies by dp_size."""
+    given = divided(batch(), reduction)
+    (row,) = [one for one in RUNS if one.name == name]
+    function, options = POLICIES.get(f"composer/{name}"), config(f"composer/{name}", **required(row))
+    whole = gradient(function, options, [given])
+    for rows in (1, 2, 4):
+        parts = cut(given, rows)
+        assert_parity(gradient(function, options, parts), whole, terms=6, what=f"{rows} rows")
+        ranks = [sum(upstream.called(function, options, one)[0] for one in parts[k::2]) for k in (0, 1)]
+        together = upstream.called(function, options, given)[0]
+        assert_parity(
+            torch.stack([torch.as_tensor(x) for x in ranks]).sum(), together, terms=48, magnitude=1.0
+        )
+
+
+@pytest.mark.parametrize("row", RUNS, ids=lambda row: row.name)
+def test_masked_nan_reaches_neither_loss_nor_gradient(row: Any) -> None:
+    given = divided(batch(), "token_mean")
+    options = config(f"composer/{row.name}", **required(row))
+    junk = {name: torch.where(MASK, x, torch.nan) for name, x in given.items() if name != "mask"}
+    try:
+        wanted = upstream.called(POLICIES.get(f"composer/{row.name}"), options, given)
+    except ConfigError as error:
+        assert "a term without the advantages" in str(error)
+        return
+    found = upstream.called(POLICIES.get(f"composer/{row.name}"), options, junk | {"mask": MASK})
+    assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
+    assert found[0].isfinite() and bool((found[1] != 0).any()) and not found[1][~MASK].any()
+    assert found[2] == wanted[2] and all(isinstance(x, float) for x in found[2].values())
+
+
+def required(row: Any) -> dict[str, Any]:
+    """The parameters without a default."""
+    params = {name: one.example for name, one in row.parameters.items() if one.example is not None}
+    return {NODE: {"policy_params": params}} if params else {}
+
+
+@pytest.mark.parametrize(
+    "name, params", {"dro": {"beta": 0.1}, "ipo": {}, "dppo_tv": {"kl_tau": 0.01}}.items()
+)
+def test_a_term_without_the_advantages_is_refused(name: str, params: dict[str, float]) -> None:
+    given = divided(batch(), "token_mean")
+    options = config(f"composer/{name}", **{NODE: {"policy_params": params}})
+    with pytest.raises(ConfigError, match="has a term without the advantages"):
+        upstream.called(PolicyLoss(name), options, given)
+
+
+def test_the_term_switched_off_is_not_refused() -> None:
+    options = config("composer/ipo", **{NODE: {"policy_params": {"kl_tau": 0.0}}})
+    assert upstream.called(PolicyLoss("ipo"), options, divided(batch(), "token_mean"))[1].any()
+
+
+def test_such_a_term_would_weigh_more_by_the_number_of_tokens() -> None:
+    """Why it is refused: SkyRL's own kl_cov has its penalty as often as the mini-batch has tokens."""
+    given = batch()
+    given["old_logprobs"] = given["logprobs"] - 0.1  # so that a penalty has a gradient
+    options = config("kl_cov", **{f"{Key.POLICY.rpartition('.')[0]}.kl_cov.kl_cov_frac": 1.0})
+    function = POLICIES.get("kl_cov")
+    off = copy.deepcopy(options)
+    off.kl_cov.ppo_kl_coef = 0.0
+    parts = [
+        float((upstream.called(function, one, given)[1] - upstream.called(function, off, given)[1]).sum())
+        for one in (options,)
+    ]
+    scaled = divided(given, "token_mean")
+    penalty = float(
+        (upstream.called(function, options, scaled)[1] - upstream.called(function, off, scaled)[1]).sum()
+    )
+    assert penalty == pytest.approx(parts[0]) == pytest.approx(float(MASK.sum()))  # and not divided by 33
+
+
+def test_clip_cov_of_skyrl_drops_nothing_because_the_advantages_are_divided() -> None:
+    given = batch(3)
+    given["logprobs"] = given["logprobs"].clone().requires_grad_(False) * 3
+    given["old_logprobs"] = given["logprobs"].clone()
+    options = config("clip_cov", **{f"{Key.POLICY.rpartition('.')[0]}.clip_cov.clip_ratio": 0.5})
+    function = POLICIES.get("clip_cov")
+    assert upstream.called(function, options, given)[2]["clip_ratio"] > 0.05
+    assert upstream.called(function, options, divided(given, "token_mean"))[2]["clip_ratio"] == 0
+
+
+def test_a_loss_per_sequence_refuses_advantages_that_differ_by_token() -> None:
+    given = divided(batch(), "token_mean")
+    given["advantages"] = given["advantages"] * torch.linspace(1, 2, 6, dtype=torch.float64)
+    with pytest.raises(DataError, match="they differ within a sequence"):
+        upstream.called(PolicyLoss("gspo"), config("composer/gspo"), given)
+
+
+@pytest.mark.parametrize("name", ["dppo_tv", "masked_is"])
+def test_without_rollout_log_probabilities_a_loss_that_needs_them_is_refused(name: str) -> None:
+    given = divided(batch(), "token_mean")
+    given.pop("rollout_logprobs")
+    with pytest.raises(ConfigError, match=r"set generator.sampling_params.logprobs=1"):
+        upstream.called(PolicyLoss(name), config(f"composer/{name}"), given)
+
+
+def test_off_policy_correction_without_rollout_log_probabilities_is_refused_and_not_left_out() -> None:
+    given = divided(batch(), "token_mean")
+    given.pop("rollout_logprobs")
+    with pytest.raises(ConfigError, match="SkyRL has no log-probabilities of the rollout policy"):
+        upstream.called(PolicyLoss("ppo"), config("composer/ppo", **{Key.TIS: "token"}), given)
+
+
+CORRECTIONS: dict[str, dict[str, Any]] = {
+    "token": {Key.TIS: "token", Key.TOKEN_CAP: 1.1},
+    "sequence": {Key.TIS: "sequence", Key.SEQUENCE_CAP: 1.3},
+    "geometric": {Key.SEQUENCE_MASK: "geometric"},
+    "product": {Key.TIS: "sequence", Key.SEQUENCE_MASK: "product"},
+    "outliers": {Key.OUTLIERS[1]: 1.2},
+    "tokens": {Key.TOKEN_MASK[0]: 0.9, Key.TOKEN_MASK[1]: 1.1},
+}
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_off_policy_correction_acts_as_on_skyrls_own_loss(name: str) -> None:
+    given, options = divided(batch(), "token_mean"), CORRECTIONS[name]
+    theirs = upstream.called(POLICIES.get("regular"), config("regular", **options), given)
+    junk = {key: torch.where(MASK, x, torch.nan) for key, x in given.items() if key != "mask"} | {
+        "mask": MASK
+    }
+    node = {NODE: {"policy": "grpo@skyrl"}}
+    found = upstream.called(PolicyLoss(), config("composer", **options, **node), junk)
+    assert_parity(found[0], theirs[0], terms=48, magnitude=1.0, dtype=torch.float32)
+    assert_parity(found[1], theirs[1], terms=6, dtype=torch.float32, what="gradient")
+    plain = upstream.called(PolicyLoss(), config("composer", **node), junk)
+    assert not torch.equal(found[1], plain[1])
+    assert {name: found[2][name] for name in theirs[2]} == pytest.approx(theirs[2])
+
+
+def test_an_option_of_skyrl_sets_the_parameter_and_one_that_the_loss_lacks_is_an_error() -> None:
+    given, stem = divided(batch(), "token_mean"), Key.POLICY.rpartition(".")[0]
+    wide = upstream.called(PolicyLoss("ppo"), config("composer/ppo", **{f"{stem}.eps_clip_high": 9.0}), given)
+    own = upstream.called(
+        PolicyLoss(),
+        config("composer", **{NODE: {"policy": "ppo", "policy_params": {"clip_high": 9.0}}}),
+        given,
+    )
+    assert torch.equal(wide[1], own[1])
+    with pytest.raises(ConfigError, match="it has no effect on the policy 'reinforce'"):
+        upstream.called(
+            PolicyLoss("reinforce"), config("composer/reinforce", **{f"{stem}.eps_clip_high": 9.0}), given
+        )
+    both = {f"{stem}.eps_clip_high": 9.0, NODE: {"policy_params": {"clip_high": 1.0}}}
+    with pytest.raises(ConfigError, match="set one of them"):
+        upstream.called(PolicyLoss("ppo"), config("composer/ppo", **both), given)
+
+
+@pytest.mark.parametrize("option", ["hint_weight", "replay_weight"])
+def test_a_channel_that_skyrl_cannot_deliver_is_refused(option: str) -> None:
+    options = config("composer/ppo", **{NODE: {option: 0.5}})
+    with pytest.raises(ConfigError, match=rf"trainer.algorithm.composer.{option}: it is not available here"):
+        upstream.called(PolicyLoss("ppo"), options, divided(batch(), "token_mean"))
+
+
+def test_an_option_that_changes_is_parsed_again() -> None:
+    function, given, options = PolicyLoss("ppo"), divided(batch(), "token_mean"), config("composer/ppo")
+    before = upstream.called(function, options, given)[1]
+    options.eps_clip_high = 0.01
+    assert not torch.equal(upstream.called(function, options, given)[1], before)
+
+
+def one_number(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """A user's loss of the wrong type."""
+    return (logprobs * advantages * mask).sum()
+
+
+def of_rows(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
+    """A user's loss with one number per row."""
+    return TokenLoss((logprobs * advantages * mask).sum(-1), {})
+
+
+def right(logprobs: Tensor, advantages: Tensor, mask: Tensor, *, factor: float = 1.0) -> TokenLoss:
+    """A user's loss."""
+    return TokenLoss(torch.where(mask, -factor * logprobs * advantages, 0.0), {})
+
+
+@pytest.mark.parametrize("name", ["one_number", "of_rows"])
+def test_a_users_loss_of_the_wrong_type_is_refused(name: str) -> None:
+    options = config("composer", **{NODE: {"policy": f"{__name__}:{name}"}})
+    with pytest.raises(ConfigError, match="returned"):
+        upstream.called(PolicyLoss(), options, divided(batch(), "token_mean"))
+
+
+def test_a_users_loss_runs_by_import_path() -> None:
+    node = {"policy": f"{__name__}:right", "policy_params": {"factor": 2.0}}
+    given = divided(batch(), "token_mean")
+    found = upstream.called(PolicyLoss(), config("composer", **{NODE: node}), given)[1]
+    assert torch.equal(found, torch.where(MASK, -2 * given["advantages"], 0.0))
+
+
+def test_what_is_registered_survives_cloudpickle_as_a_name() -> None:
+    for registry in (POLICIES, ESTIMATORS):
+        for name in registry.list_available():
+            if name.startswith("composer"):
+                pickled = cloudpickle.dumps(registry.get(name))
+                again = cloudpickle.loads(pickled)
+                assert len(pickled) < 200 and again.name == registry.get(name).name
+    given = divided(batch(), "token_mean")
+    used = PolicyLoss("cispo")
+    found = upstream.called(used, config("composer/cispo"), given)
+    again = upstream.called(cloudpickle.loads(cloudpickle.dumps(used)), config("composer/cispo"), given)
+    assert torch.equal(found[1], again[1])
+
+
+def rewards() -> tuple[Tensor, Tensor, list[str]]:
+    values = torch.tensor([1.0, 0.0, 0.5, 0.5, 0.0, 2.0, 1.0, 0.0], dtype=torch.float64)
+    last = MASK.sum(-1, keepdim=True) - 1
+    tokens = torch.zeros(MASK.shape, dtype=torch.float64).scatter(1, last, values.unsqueeze(-1))
+    return values, tokens, ["a", "a", "b", "b", "c", "c", "pad0", "pad1"]
+
+
+def estimate(name: str, token_rewards: Tensor, uids: list[str], **options: Any) -> Tensor:
+    """As SkyRL's trainer calls it."""
+    found, returns = upstream.ppo_utils.compute_advantages_and_returns(
+        token_level_rewards=token_rewards,
+        response_mask=MASK.long(),
+        index=uids,
+        adv_estimator=name,
+        config=upstream.algorithm({Key.ESTIMATOR: name, **options}),
+    )
+    assert torch.equal(found, returns)
+    return found
+
+
+def test_an_advantage_is_that_of_its_rows_and_rows_of_padding_do_not_count() -> None:
+    values, tokens, uids = rewards()
+    found = estimate("composer/rloo", tokens, uids)
+    wanted = torch.tensor([1.0, -1.0, 0.0, 0.0, -2.0, 2.0, 0.0, 0.0], dtype=torch.float64)
+    assert torch.equal(found, torch.where(MASK, wanted.unsqueeze(-1), 0.0))
+    batch_scale = {NODE: {"advantage_params": {"scale": "batch", "ddof": 0, "eps": 0.0}}}
+    scaled = estimate("composer/grpo", tokens, uids, **batch_scale)[:, 0]
+    spread = values[:6].std(correction=0)
+    assert_parity(scaled[:6], torch.tensor([0.5, -0.5, 0, 0, -1, 1]).double() / spread, terms=8)
+
+
+def test_a_reward_that_is_not_finite_is_an_error_or_what_the_option_says() -> None:
+    _, tokens, uids = rewards()
+    tokens[0, 5] = torch.nan
+    with pytest.raises(DataError, match="1 of 8 rollouts have the reward nan"):
+        estimate("composer/rloo", tokens, uids)
+    with pytest.warns(ComposerWarning, match="on_bad_reward is 'drop'"):
+        found = estimate("composer/rloo", tokens, uids, **{NODE: {"on_bad_reward": "drop"}})
+    assert not found[:2].any() and found[4:6].any()
+
+
+def test_an_estimator_keeps_no_state_that_another_process_would_miss() -> None:
+    again = cloudpickle.loads(cloudpickle.dumps(AdvantageEstimator("rloo")))
+    _, tokens, uids = rewards()
+    options = upstream.algorithm({Key.ESTIMATOR: "composer/rloo"})
+    first = again(tokens, MASK.long(), uids, None, options)[0]
+    assert torch.equal(first, estimate("composer/rloo", tokens, uids))

@@ -1,0 +1,366 @@
+"""What is read of SkyRL's configs, what the doctor says of them, and what `migrate` writes."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from composer_plugins.adapters.skyrl_loss.upstream import release_of
+from composer_plugins.cli import app
+from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks import skyrl
+from composer_plugins.frameworks.skyrl import ALGORITHM, NODE, SKYRL, Key
+from composer_plugins.objective.by_table import nested
+from composer_plugins.objective.files import replaced
+from composer_plugins.objective.objective import Objective
+from composer_plugins.objective.resolve import migrate, resolve
+
+NO_KL = {Key.USE_KL: False}
+OURS = {Key.POLICY: "composer", Key.ENTRYPOINT: skyrl.ENTRYPOINT}
+ACTOR = "actor_rollout_ref.actor"
+
+
+def read(options: dict[str, Any], version: str | None = None) -> Objective:
+    return resolve("skyrl", nested(options), version).required()
+
+
+def doctor(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["doctor", *words, "--framework", "skyrl"])
+    return done.exit_code, " ".join(done.output.split())
+
+
+def written(text: str) -> dict[str, Any]:
+    """The options of a written command, as a table."""
+    return replaced({}, [one for one in shlex.split(text.replace("\\\n", " "), comments=True) if "=" in one])
+
+
+def test_the_defaults_are_grpo_with_a_kl_to_the_reference() -> None:
+    found = resolve("skyrl", nested({Key.POLICY: "regular"}), "0.4.0")
+    objective = found.required()
+    assert (objective.policy.name, objective.mode, objective.old) == ("grpo@skyrl", "token-mean", "trainer")
+    assert objective.advantage is not None and objective.advantage.name == "grpo@skyrl"
+    assert objective.kl is not None and objective.kl.estimator.name == "k3@skyrl"
+    assert (objective.kl.weight, objective.group_size, objective.temperature) == (0.001, 5, 1.0)
+    assert objective.denominators["KL"] == "seq-mean-token-mean"
+    assert not found.findings and not found.unread and found.release == "SkyRL 0.4"
+
+
+@pytest.mark.parametrize(
+    "options, policy, params",
+    [
+        ({Key.POLICY: "dual_clip"}, "grpo@skyrl", {"dual_clip": 3.0, "clip_high": 0.2}),
+        ({Key.POLICY: "dual_clip", f"{ALGORITHM}.clip_ratio_c": 10.0}, "grpo@skyrl", {"dual_clip": 10.0}),
+        ({f"{ALGORITHM}.eps_clip_high": 0.28}, "grpo@skyrl", {"clip_high": 0.28, "dual_clip": None}),
+        ({f"{ALGORITHM}.clip_ratio_c": 10.0}, "grpo@skyrl", {"dual_clip": None}),
+        ({Key.POLICY: "rollout_is", f"{ALGORITHM}.eps_clip_low": 0.5}, "masked_is@skyrl", {"token_low": 0.5}),
+        (
+            {Key.POLICY: "rollout_is", f"{ALGORITHM}.eps_clip_high": 4.0},
+            "masked_is@skyrl",
+            {"token_high": 5.0},
+        ),
+        ({Key.POLICY: "dppo"}, "dppo_tv@skyrl", {"tv_low": 0.2, "tv_high": 0.2}),
+        ({Key.POLICY: "dppo", Key.DPPO_TYPE: "binary_kl"}, "dppo_kl@skyrl", {"kl_low": 0.2}),
+        ({Key.POLICY: "gspo"}, "gspo_token@skyrl", {"log_ratio_cap": 10.0}),
+        ({Key.POLICY: "cispo"}, "cispo@skyrl", {"clip_low": 1.0, "clip_high": 4.0}),
+        ({Key.POLICY: "composer/cispo"}, "cispo", {"clip_low": None, "clip_high": 0.2}),
+        ({Key.POLICY: "composer", NODE: {"policy": "gspo"}}, "gspo", {"clip_high": 4e-4}),
+    ],
+)
+def test_an_option_of_skyrl_is_a_parameter_here(options: Any, policy: str, params: dict[str, Any]) -> None:
+    found = read(options, "0.4.0").policy
+    assert found.name == policy
+    assert {name: found.value(name) for name in params} == params
+
+
+def test_cispo_has_other_defaults_before_0_4() -> None:
+    options = {Key.POLICY: "cispo"}
+    before, now = read(options, "0.3.0").policy, read(options, "0.4.0").policy
+    assert (before.value("clip_low"), before.value("clip_high")) == (0.0, 5.0)
+    assert (now.value("clip_low"), now.value("clip_high")) == (1.0, 4.0)
+    given = options | {f"{ALGORITHM}.cispo.cispo_eps_clip_high": 4.0}
+    assert read(given, "0.3.0").policy.value("clip_high") == 4.0
+
+
+@pytest.mark.parametrize(
+    "version, release", [("0.2.0", "0.3"), ("0.3.1", "0.3"), ("0.4.0", "0.4"), ("0.10.1", "0.4")]
+)
+def test_the_release_of_a_version(version: str, release: str) -> None:
+    assert release_of(version) == release
+
+
+def test_whose_log_probabilities_a_loss_is_given() -> None:
+    anchored = {Key.POLICY: "cispo", Key.ANCHOR: "rollout"}
+    assert read(anchored, "0.4").old == "rollout engine"
+    assert read({Key.POLICY: "cispo"}).old == "trainer"
+    assert read({Key.POLICY: "importance_sampling"}).rollout == "trainer"
+    assert read({Key.POLICY: "dppo"}).rollout == "rollout engine"
+
+
+CORRECTIONS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+    "token": ({Key.TIS: "token"}, "tis", {"cap": 2.0, "level": "token", "log_ratio_clamp": 20.0}),
+    "sequence": ({Key.TIS: "sequence"}, "tis", {"cap": 5.0, "level": "sequence"}),
+    "of use_tis": ({Key.USE_TIS: True, Key.FORMER_CAP: 2.5}, "tis", {"cap": 2.5, "level": "token"}),
+    "a band of tokens": (
+        {Key.TIS: "token", Key.TOKEN_CAP: 5.0, Key.TOKEN_MASK[0]: 0.5, Key.TOKEN_MASK[1]: 5.0},
+        "mis", {"low": 0.5, "high": 5.0, "level": "token"}),
+    "a band of sequences": (
+        {Key.TIS: "sequence", Key.SEQUENCE_MASK: "product"},
+        "mis", {"low": 0.5, "high": 2.0, "level": "sequence"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_a_correction_is_read_and_written(name: str) -> None:
+    options, correction, params = CORRECTIONS[name]
+    objective = read(options)
+    assert objective.correction is not None and objective.correction.loss.name == correction
+    assert {key: objective.correction.value(key) for key in params} == params
+    assert not objective.remarks
+    again = resolve("skyrl", migrate(objective, "skyrl").table).required()
+    assert again.facts() == objective.facts()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {Key.SEQUENCE_MASK: "geometric"},
+        {Key.SEQUENCE_MASK: "product"},  # without weights it drops, and weighs nothing
+        {Key.OUTLIERS[1]: 100.0},
+        {Key.TIS: "token", Key.TOKEN_MASK[0]: 0.5, Key.TOKEN_MASK[1]: 5.0},  # a cap within the band
+        {f"{ALGORITHM}.zero_variance_filter": True},
+        {f"{ALGORITHM}.advantage_batch_normalize": True},
+        {f"{ALGORITHM}.dynamic_sampling.type": "filter"},
+        {f"{ALGORITHM}.overlong_buffer_len": 512},
+        {Key.REDUCTION: skyrl.LEGACY},
+        {Key.POLICY: "kl_cov"},
+        {Key.KL_IN_REWARD: True, Key.USE_KL: False, Key.KL_CONTROL: "adaptive"},
+        {"generator.sampling_params.top_p": 0.9},
+        {Key.ESTIMATOR: "simple_baseline"},
+    ],
+)
+def test_what_has_no_field_is_a_remark_and_never_nothing(options: dict[str, Any]) -> None:
+    assert read(options).remarks
+
+
+def test_a_key_that_is_not_understood_is_named() -> None:
+    options = {f"{ALGORITHM}.my_own": 1, "trainer.new_table.x": 2, "trainer.policy.model.path": "x"}
+    found = resolve("skyrl", nested({Key.POLICY: "regular", **options}))
+    assert found.unread == (f"{ALGORITHM}.my_own", "trainer.new_table")
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({Key.POLICY: "regualr"}, "unknown loss 'regualr'; did you mean 'regular'?"),
+    ({Key.ESTIMATOR: "grop"}, "unknown estimator 'grop'; did you mean 'grpo'?"),
+    ({Key.POLICY: "dppo", Key.DPPO_TYPE: "tv"}, "unknown type 'tv'"),
+    ({Key.REDUCTION: "mean"}, "unknown reduction 'mean'"),
+    ({Key.TIS: "both"}, "unknown level 'both'"),
+    ({Key.POLICY: "composer/ppoo"}, "unknown policy loss 'ppoo'"),
+    ({Key.POLICY: "composer/clip_cov"}, "a statistic of the whole batch"),
+    ({Key.POLICY: "composer/opd"}, "needs teacher_logprobs, which skyrl does not provide"),
+    ({Key.POLICY: "composer/ipo"}, "has a term without the advantages"),
+    ({Key.POLICY: "composer/cispo", NODE: {"policy": "ppo"}}, "contradicts the name composer/cispo"),
+    ({Key.POLICY: "composer", NODE: {"hint_weight": 0.1}}, "it is not available here, because SkyRL gives"),
+    ({Key.POLICY: "composer", NODE: {"replay_weight": 0.1}}, "it is not available here, because SkyRL gives"),
+    ({Key.POLICY: "composer", NODE: {"rollout_correction": "tis"}}, "by off_policy_correction"),
+    ({Key.ESTIMATOR: "composer/remax"}, "needs baselines, which skyrl does not provide"),
+    ({Key.USE_KL: "false"}, "it is 'false'; set true or false"),
+    ({Key.SAMPLED_AT: 0}, "set a finite number in (0, inf)"),
+    ({Key.USE_TIS: True}, "SkyRL multiplies the loss by at most that number"),
+]
+
+
+@pytest.mark.parametrize("options, error", WRONG)
+def test_a_wrong_option_is_an_error(options: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read({Key.POLICY: "regular"} | options)
+    assert error in str(refused.value)
+
+
+FOUND: list[tuple[dict[str, Any], str, str]] = [
+    ({Key.KL_IN_REWARD: True}, "error", "set one to false"),
+    ({Key.REDUCTION: skyrl.NORM}, "error", "seq_mean_token_sum_norm divides by it"),
+    ({Key.POLICY: "clip_cov", Key.TIS: "token"}, "error", "does not correct for the rollout engine"),
+    ({Key.POLICY: "cispo", Key.ASYNC: True}, "error", "which is not kept then"),
+    ({**OURS, Key.POLICY: "composer/ppo", Key.ASYNC: True}, "error", "which is not kept then"),
+    ({Key.POLICY: "dppo", Key.LOGPROBS: None}, "error", "compares with the rollout policy"),
+    ({Key.ESTIMATOR: "gae", Key.STEP_WISE: True}, "error", "has an advantage for each token"),
+    ({**OURS, Key.ESTIMATOR: "composer/reinforce_pp", Key.STEP_WISE: True}, "error", "an advantage for each"),
+    ({Key.REDUCTION: skyrl.LEGACY}, "warning", "depends on how the batch is cut"),
+    ({Key.POLICY: "kl_cov"}, "warning", "its penalty is not divided"),
+    ({Key.POLICY: "clip_cov"}, "warning", "hardly ever drops a token"),
+    ({Key.POLICY: "composer/cispo"}, "warning", "which SkyRL does not know by itself"),
+    ({Key.POLICY: "my_loss"}, "warning", "check FILE.py:FUNCTION --as skyrl"),
+    ({Key.GROUP_SIZE: 1}, "warning", "compares the rollouts of a prompt"),
+    ({Key.TOKEN_MASK[0]: 0.5}, "warning", "it has no effect, because"),
+    ({Key.SEQUENCE_CAP: 3.0, Key.TIS: "token"}, "warning", "it has no effect, because"),
+    ({f"{ALGORITHM}.clip_ratio_c": 10.0}, "warning", "SkyRL's regular does not read it"),
+    ({Key.POLICY: "sapo"}, "warning", "takes the mean of each sequence first"),
+    ({**OURS, NODE: {"policy": "sapo"}}, "warning", "is reduced by 'seq-mean-token-mean'"),
+    ({Key.POLICY: "rollout_is", "generator.sampling_params.top_p": 0.9}, "warning", "another distribution"),
+    ({**OURS, NODE: {"policy": "dr_grpo"}, Key.REDUCTION: skyrl.NORM, Key.LENGTH: 100}, "warning",
+     "the advantage in the paper of 'dr_grpo' is 'dr_grpo'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options, severity, text", FOUND)
+def test_the_doctor_finds(options: dict[str, Any], severity: str, text: str) -> None:
+    found = resolve("skyrl", nested({Key.POLICY: "regular"} | options), "0.4").findings
+    assert [one for one in found if one.severity == severity and text in f"{one.problem}; {one.remedy}"], (
+        found
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {Key.POLICY: "regular"},
+        {Key.POLICY: "dual_clip", f"{ALGORITHM}.clip_ratio_c": 10.0},
+        {Key.POLICY: "sapo", Key.REDUCTION: "sequence_mean"},
+        {Key.POLICY: "rollout_is", Key.ASYNC: True},
+        {**OURS, NODE: {"policy": "cispo"}},
+        {Key.REDUCTION: "prompt_mean"},
+        {Key.USE_ENTROPY: True},
+    ],
+)
+def test_the_doctor_finds_nothing_in_what_is_right(options: dict[str, Any]) -> None:
+    assert resolve("skyrl", nested({Key.POLICY: "regular"} | options), "0.4").findings == []
+
+
+def script(path: Path, *lines: str) -> str:
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def test_the_doctor_reads_a_launch_script_and_one_that_hands_its_options_on(tmp_path: Path) -> None:
+    inner = script(
+        tmp_path / "run.sh",
+        ": ${LOSS:=dual_clip}",
+        "uv run --isolated --extra fsdp -m skyrl.train.entrypoints.main_base \\",
+        '  trainer.algorithm.policy_loss_type="$LOSS" \\',
+        "  generator.n_samples_per_prompt=1 \\",
+        '  "$@"',
+    )
+    status, said = doctor(inner)
+    assert status == 0 and "generator.n_samples_per_prompt it is 1" in said
+    outer = script(
+        tmp_path / "run_gspo.sh",
+        f"bash {inner} \\",
+        "  trainer.algorithm.policy_loss_type=gspo trainer.algorithm.use_kl_in_reward=true \\",
+        '  "$@"',
+    )
+    status, said = doctor(outer)
+    assert status == 1 and "error: trainer.algorithm.use_kl_in_reward" in said
+    assert "set sequence_mean, as SkyRL advises" in said and "trainer.algorithm.eps_clip_high" in said
+
+
+def test_an_example_of_skyrl_whose_module_verl_has_too_is_skyrls(tmp_path: Path) -> None:
+    path = script(
+        tmp_path / "run.sh",
+        "uv run -m examples.train.algorithms.dapo.main_dapo \\",
+        "  trainer.algorithm.loss_reduction=token_mean_legacy",
+    )
+    done = CliRunner().invoke(app, ["doctor", path])
+    assert done.exit_code == 0 and "against the options of SkyRL" in done.output
+    assert "depends on how the batch is cut" in " ".join(done.output.split())
+
+
+# By SkyRL's loss: options beside it, and in what the migration to PRIME-RL differs beside the advantage.
+OLD = "old_logprobs: trainer -> rollout engine"
+LOSSES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "regular": ({Key.POLICY: "regular"}, [OLD]),
+    "dual_clip": ({Key.POLICY: "dual_clip"}, [OLD]),
+    "gspo": ({Key.POLICY: "gspo"}, [OLD]),
+    "cispo": ({Key.POLICY: "cispo"}, [OLD]),
+    "rollout_is": ({Key.POLICY: "rollout_is"}, []),
+    "sapo": ({Key.POLICY: "sapo"}, [OLD]),
+    "importance_sampling": (
+        {Key.POLICY: "importance_sampling"}, ["rollout_logprobs: trainer -> rollout engine"]),
+    "dppo": ({Key.POLICY: "dppo"}, []),
+    "dppo, KL": ({Key.POLICY: "dppo", Key.DPPO_TYPE: "binary_kl"}, []),
+    "composer/gspo": ({**OURS, NODE: {"policy": "gspo"}}, [OLD]),
+    "composer/vespo": ({**OURS, NODE: {"policy": "vespo"}}, [OLD]),
+    "composer/luspo": ({**OURS, NODE: {"policy": "luspo"}}, [OLD]),
+    "composer/reinforce": ({**OURS, NODE: {"policy": "reinforce"}}, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_goes_to_verl_and_back_unchanged(name: str) -> None:
+    objective = read(NO_KL | LOSSES[name][0], "0.4")
+    there = migrate(objective, "verl")
+    assert not there.differences
+    back = migrate(resolve("verl", there.table).required(), "skyrl", "0.4")
+    assert not back.differences
+    assert resolve("skyrl", back.table, "0.4").required().facts() == objective.facts()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_goes_to_prime_rl_with_every_difference_named(name: str) -> None:
+    options, wanted = LOSSES[name]
+    options = NO_KL | {f"{ALGORITHM}.grpo_norm_by_std": False} | options
+    found = migrate(read(options, "0.4"), "prime-rl")
+    assert [str(one) for one in found.differences if not one.is_small] == wanted
+
+
+@pytest.mark.parametrize("loss", ["clip_cov", "kl_cov"])
+def test_a_loss_on_divided_advantages_goes_nowhere_else(loss: str) -> None:
+    objective = read({Key.POLICY: loss})
+    for target in ("verl", "prime-rl"):
+        with pytest.raises(ConfigError, match="a statistic of the whole batch"):
+            migrate(objective, target)
+
+
+def verl(**options: Any) -> Objective:
+    start = {f"{ACTOR}.policy_loss.loss_mode": "vanilla", "algorithm.adv_estimator": "grpo"}
+    return resolve("verl", nested(start | {"actor_rollout_ref.rollout.n": 8} | options)).required()
+
+
+@pytest.mark.parametrize(
+    "mode, theirs",
+    [("vanilla", "dual_clip"), ("gspo", "gspo"), ("sapo", "sapo"), ("cispo", "cispo"), ("gpg", "composer"),
+     ("geo_mean", "composer")],
+)  # fmt: skip
+def test_verls_loss_is_skyrls_own_where_that_is_the_same(mode: str, theirs: str) -> None:
+    found = migrate(verl(**{f"{ACTOR}.policy_loss.loss_mode": mode}), "skyrl", "0.4")
+    assert not found.differences
+    assert found.table["trainer"]["algorithm"]["policy_loss_type"] == theirs
+
+
+def test_what_skyrl_cannot_do_is_named_or_refused() -> None:
+    named = {
+        f"{ACTOR}.use_kl_loss": "KL.denominator: token-mean -> seq-mean-token-mean",
+        f"{ACTOR}.entropy_coeff": "entropy bonus.denominator: token-mean -> the tokens of a micro-batch",
+        f"{ACTOR}.loss_agg_mode": "denominator: token-sum -> token-mean",
+    }
+    values: dict[str, Any] = {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.entropy_coeff": 0.01}
+    for key, text in named.items():
+        found = migrate(verl(**{key: values.get(key, "token-sum")}), "skyrl")
+        assert [str(one) for one in found.differences if text in str(one)], key
+    dro = verl(**{f"{ACTOR}.policy_loss.loss_mode": "dro", f"{ACTOR}.policy_loss.dro_beta": 0.1})
+    with pytest.raises(ConfigError, match="has a term without the advantages"):
+        migrate(dro, "skyrl")
+    prime_rl = resolve("prime-rl", {"trainer": {"loss": {"type": "default"}}}).required()
+    with pytest.raises(ConfigError, match="has a term without the advantages"):
+        migrate(prime_rl, "skyrl")
+
+
+def test_a_sum_over_sequences_is_a_norm_of_one_token() -> None:
+    found = migrate(verl(**{f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum"}), "skyrl")
+    assert found.table["trainer"]["algorithm"]["max_seq_len"] == 1 and not found.differences
+
+
+def test_what_is_written_is_a_command_that_is_read_again() -> None:
+    node = {"policy": "cispo@trl", "policy_params": {"clip_low": None, "clip_high": 4.0}, "advantage": "opo"}
+    options = {**OURS, Key.ESTIMATOR: "composer", NODE: node, Key.USE_KL: False, Key.GROUP_SIZE: 8}
+    found = migrate(read(options), "skyrl")
+    assert found.text.startswith("python -m skyrl.train.entrypoints.main_base ")
+    again = resolve("skyrl", written(found.text)).required()
+    assert again.facts() == read(options).facts()
+    assert f"{Key.ENTRYPOINT}={skyrl.ENTRYPOINT}" in found.text
+
+
+def test_every_option_of_the_table_is_known_to_the_reader() -> None:
+    table = nested({one.key: one.default if one.default is not None else "x" for one in SKYRL.options})
+    assert resolve("skyrl", table).unread == ()
