@@ -3,12 +3,12 @@
 # Programs are started by `python -m`, because the first line of a script cannot name a long path.
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 NOX := .nox/.venv/bin/python -m nox
-INSTALLS := install-verl install-trl install-skyrl install-kernels
-GROUPS := test-verl test-trl test-skyrl test-kernels test-trl_versions
+INSTALLS := install-verl install-trl install-kernels
+GROUPS := test-verl test-trl test-kernels test-trl_versions
 RECIPES := test-monarch test-diloco test-openenv test-trace_replay
 TRLS := 1.9.0
 
-.PHONY: demo demo-verl test test-all $(INSTALLS) install-recipes install-smollm $(GROUPS) $(RECIPES) recipe-smollm recipe-smollm-verl test-smollm test-tinker test-tinker_server install-tinker install-tinker_server recipe-tinker test-docs lint bench pages docs clean
+.PHONY: demo demo-verl test test-all $(INSTALLS) install-recipes install-smollm $(GROUPS) $(RECIPES) recipe-smollm recipe-smollm-verl test-smollm test-tinker test-tinker_server install-tinker install-tinker_server install-skyrl test-skyrl recipe-tinker test-docs lint bench pages docs clean
 
 demo: .venv/installed
 	.venv/bin/python -m composer_plugins demo
@@ -37,8 +37,8 @@ recipe-%: install-recipes
 # something fails, so that the last lines printed are pytest's summary.
 PARALLEL = $(MAKE) --no-print-directory -k -j2 $(filter -O,$(.FEATURES:output-sync=-O))
 test-all: ALL := -- --all
-test-all: INSTALLS += install-recipes install-smollm install-tinker install-tinker_server
-test-all: GROUPS += $(RECIPES) test-smollm test-tinker test-tinker_server test-docs
+test-all: INSTALLS += install-recipes install-smollm install-skyrl install-tinker install-tinker_server
+test-all: GROUPS += $(RECIPES) test-smollm test-skyrl test-tinker test-tinker_server test-docs
 test-all: TRLS :=
 test test-all: .nox/.venv/installed
 	@$(PARALLEL) $(INSTALLS)
@@ -57,7 +57,7 @@ $(RECIPES): test-%:
 test-docs:
 	@$(NOX) -s docs $(ALL) 2> .nox/$@.log || { cat .nox/$@.log >&2; exit 1; }
 
-$(INSTALLS) install-recipes install-smollm install-tinker install-tinker_server: install-%: .nox/.venv/installed
+$(INSTALLS) install-recipes install-smollm install-skyrl install-tinker install-tinker_server: install-%: .nox/.venv/installed
 	@$(NOX) -s $* --install-only 2> .nox/$@.log || { cat .nox/$@.log >&2; exit 1; }
 
 lint: .nox/.venv/installed
