@@ -71,7 +71,7 @@ class ChannelsLoss:
 
     def __init__(self, channels: Channels) -> None:
         self.channels, self.config = channels, channels.config
-        self.hint = hint_choice(channels)
+        self.hint = hint_choice(channels.config)
         # The ratio of trainer to rollout is logged for every policy, without "policy/".
         self.reported = ("ratio",) if "rollout_logprobs" in channels.policy.loss.needs else ()
         self.checked: set[tuple[bool, bool]] = set()  # with a reference or not, with weights or not
@@ -172,7 +172,8 @@ class ChannelsLoss:
             # PRIME-RL passes None for a sample without them, which then is not centred.
             none = s.logprobs.new_zeros(*s.mask.shape, 0)
             given["support_logprobs"], given["rollout_support_logprobs"] = s.support or (none, none)
-        return policy_term(self.channels, given, masks.policy)
+        correction = self.channels.rollout_correction
+        return policy_term(self.channels.policy, given, correction, masks.policy)
 
     def _advantages(self, s: upstream.Streams, masks: Masks) -> Tensor:
         """With hint_estimator "advantage", A + hint_weight (log T - log pi): teacher_tau of v0.4 and v0.5."""

@@ -53,7 +53,7 @@ class SlimeLoss:
             reads |= {"rollout_logprobs"}
         elif found.objective.rollout == "trainer":
             reads -= {"rollout_logprobs"}
-        reads |= {"teacher_logprobs"} if self.terms.hint is not None else set()
+        reads |= {"teacher_logprobs"} if self.terms.reads_teacher else set()
         # In one order: each is gathered, and every rank has to gather the same one.
         self.reads = [name for name in STREAMS if name in reads]
         self.entropies = bool(found.objective.entropy) or "entropies" in loss.needs

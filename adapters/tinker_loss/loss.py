@@ -55,7 +55,7 @@ class Loss:
 
     def __init__(self, parsed: Parsed) -> None:
         self.parsed, self.channels, self.options = parsed, parsed.channels, parsed.options
-        self.hint = hint_choice(parsed.channels)
+        self.hint = hint_choice(parsed.channels.config)
         self.keys = parsed.entries
 
     def __call__(self, data: Sequence[Any], logprobs: Sequence[Tensor]) -> Result:
@@ -121,7 +121,9 @@ class Loss:
         policy = keep(batch.logprobs, torch.zeros_like(layout.mask)).sum()  # 0, with a gradient for every row
         hint = self._hint(batch, layout, metrics) if self.channels.hint is not None else None
         if options.policy_weight:
-            token = policy_term(self.channels, self.policy_inputs(batch, layout), layout.policy)
+            given, correction = self.policy_inputs(batch, layout), self.channels.rollout_correction
+            old = given["old_logprobs"] if self.channels.needs_old else None
+            token = policy_term(self.channels.policy, given, correction, layout.policy, old)
             named: dict[str, Any] = {"num_tokens": counts.tokens, "num_sequences": counts.sequences}
             named |= {"max_length": options.max_length}
             policy = aggregate(token.loss, layout.policy, self.parsed.mode, **named)  # type: ignore[arg-type]

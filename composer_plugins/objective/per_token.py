@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from composer_plugins.config import ComposerConfig
-from composer_plugins.kernels.corrections import corrected
 from composer_plugins.kernels.entropy import entropy_bonus
 from composer_plugins.kernels.masking import keep
 from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.losses.calling import call
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.objective.objective import Behaviour, Objective
+from composer_plugins.objective.terms import hint_choice, hinted_advantages, policy_term
 
 
 class Terms(NamedTuple):
@@ -25,16 +25,21 @@ class Terms(NamedTuple):
 
     objective: Objective
     policy_weight: float = 1.0
-    hint: Choice | None = None  # a divergence of the sampled token
+    hint: Choice | None = None  # a divergence of the sampled token, as a term of its own
     hint_weight: float = 0.0
     hint_in_advantages: bool = False
 
     @classmethod
     def of(cls, objective: Objective, config: ComposerConfig) -> "Terms":
         """The terms of a config of ours with what else the framework's own options ask for."""
-        in_advantages = config.hint_estimator == "advantage"
-        hint = config.choose_hint().with_optional("old_logprobs") if config.hint_weight else None
-        return cls(objective, config.policy_weight, hint, config.hint_weight, in_advantages)
+        in_advantages = bool(config.hint_weight) and config.hint_estimator == "advantage"
+        weight = config.hint_weight
+        return cls(objective, config.policy_weight, hint_choice(config), weight, in_advantages)
+
+    @property
+    def reads_teacher(self) -> bool:
+        """Whether a term needs the teacher's log-probabilities."""
+        return self.hint is not None or self.hint_in_advantages
 
     @property
     def reads_reference(self) -> bool:
@@ -58,20 +63,18 @@ def per_token(terms: Terms, given: Mapping[str, Tensor], *, check: bool = False)
     tensors["old_logprobs"] = of_behaviour(objective.old or "trainer", given)
     if objective.rollout == "trainer":
         tensors["rollout_logprobs"] = given["old_logprobs"]
-    if terms.hint is not None and terms.hint_in_advantages:
-        gap = given["teacher_logprobs"] - given["logprobs"].detach()
-        tensors["advantages"] = tensors["advantages"] + terms.hint_weight * keep(gap, mask)
-    token: TokenLoss = call(objective.policy, tensors, check=check)
-    token = TokenLoss(keep(token.loss, mask), token.metrics)
-    if objective.correction is not None:
-        pair = {"old_logprobs": given["old_logprobs"], "rollout_logprobs": rollout, "mask": mask}
-        token = corrected(token, call(objective.correction, pair, check=check), mask)
+    if terms.hint_in_advantages:
+        advantages, teacher = tensors["advantages"], given["teacher_logprobs"]
+        tensors["advantages"] = hinted_advantages(
+            advantages, given["logprobs"], teacher, mask, terms.hint_weight
+        )
+    of_trainer = given.get("old_logprobs")
+    token = policy_term(objective.policy, tensors, objective.correction, None, of_trainer, check=check)
     loss, metrics = terms.policy_weight * token.loss, dict(token.metrics)
     metrics["policy_loss"] = Metric(token.loss.detach(), mask)
     if objective.kl is not None and objective.kl.place == "loss":
-        unfiltered = given.get(
-            "unfiltered_logprobs", given["logprobs"]
-        )  # without the sampler's top-k or top-p
+        # Those without the sampler's top-k or top-p, where a framework has them.
+        unfiltered = given.get("unfiltered_logprobs", given["logprobs"])
         pair = {**tensors, "logprobs": unfiltered}
         pair["old_logprobs"] = of_behaviour(objective.kl.old, {**given, "logprobs": unfiltered})
         kl: Tensor = call(objective.kl.estimator, pair, check=check)
@@ -79,7 +82,7 @@ def per_token(terms: Terms, given: Mapping[str, Tensor], *, check: bool = False)
         metrics["kl"] = Metric(kl.detach(), mask)
     if objective.entropy:
         loss = loss + entropy_bonus(given["entropies"], mask, weight=objective.entropy).loss
-    if terms.hint is not None and not terms.hint_in_advantages:
+    if terms.hint is not None:
         sides = {"student_logprobs": given["logprobs"], "teacher_logprobs": given["teacher_logprobs"]}
         behaviour = {"old_logprobs": rollout if rollout is not None else given["old_logprobs"]}
         hint: TokenLoss = call(terms.hint, {**sides, **behaviour, "mask": mask}, check=check)
