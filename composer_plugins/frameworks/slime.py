@@ -215,7 +215,7 @@ SLIME = Framework(
         "--rollout-num-gpus",
         "--n-samples-per-prompt",
     ),
-    install="git clone https://github.com/THUDM/slime",
+    install="git clone https://github.com/THUDM/slime and add --source slime; no pip install is needed",
     convention="composer_plugins.testing.conventions.global_counts:SLIME",
     claims="composer_plugins.conformance.slime_claims.suite",
     migration="composer_plugins.adapters.slime_loss.migration",

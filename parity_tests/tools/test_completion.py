@@ -36,10 +36,13 @@ def completions(line: str, shell: str = "bash", path: Path = ROOT) -> list[str]:
     ("line", "expected"),
     [
         ("composer-plugins explain cisp", ["cispo"]),
-        ("composer-plugins explain cispo", ["cispo", "cispo@verl", "cispo@trl"]),
+        (
+            "composer-plugins explain cispo",
+            ["cispo", "cispo@verl", "cispo@nemo-rl", "cispo@slime", "cispo@trl"],
+        ),
         # bash cuts at "@", and replaces what stands after it
         ("composer-plugins explain cispo @ t", ["trl"]),
-        ("composer-plugins explain cispo @", ["verl", "trl"]),
+        ("composer-plugins explain cispo @", ["verl", "nemo-rl", "slime", "trl"]),
         ("composer-plugins diff cispo @ trl cispo @ ve", ["verl"]),
         ("composer-plugins diff cispo @ trl gsp", ["gspo", "gspo_token"]),
         ("composer-plugins check da", ["dapo"]),
