@@ -68,7 +68,7 @@ class SlimeLoss:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss [] of one micro-batch, which slime divides, and metrics as tensors []."""
         here, lengths = host(args, batch), (batch["total_lengths"], batch["response_lengths"])
-        _, found = here.log_probs(
+        found = here.log_probs(
             logits,
             args=args,
             unconcat_tokens=batch["unconcat_tokens"],

@@ -14,7 +14,7 @@ from composer_plugins.errors import ConfigError
 class Host(NamedTuple):
     """The functions of slime, or of Miles, that the loss calls."""
 
-    log_probs: Callable[..., tuple[Tensor, dict[str, list[Tensor]]]]
+    log_probs: Callable[..., dict[str, list[Tensor]]]
     gather: Callable[[Tensor, int, int], Tensor]
     cut: Callable[[Tensor, int, int], Tensor]
     parts: int  # ranks of context parallelism
@@ -26,7 +26,10 @@ def host(args: Any, batch: Mapping[str, Any]) -> Host:
         module, cp = (import_module(f"slime.backends.megatron_utils.{name}") for name in ("loss", "cp_utils"))
         kept = module.get_rollout_top_p_logprob_kwargs(args, batch)
         parts = cp.mpu.get_context_parallel_world_size()
-        log_probs = partial(module.get_log_probs_and_entropy, **kept)
+
+        def log_probs(logits: Tensor, **given: Any) -> Any:  # slime returns a pair, for Megatron
+            return module.get_log_probs_and_entropy(logits, **given, **kept)[1]
+
         return Host(log_probs, cp.all_gather_with_cp, cp.slice_log_prob_with_cp, parts)
     package = "miles.backends.training_utils"
     names = ("loss_hub.logit_processors", "cp_utils", "parallel")
@@ -34,9 +37,9 @@ def host(args: Any, batch: Mapping[str, Any]) -> Host:
     parts = parallel.get_parallel_state().cp.size
     if parts > 1 and args.qkv_format != "thd":
         raise ConfigError("qkv_format", f"it is {args.qkv_format!r} with context parallelism", "set thd")
-    log_probs = partial(
+    of_miles = partial(
         module.get_log_probs_and_entropy,
         entropy_requires_grad=args.entropy_coef != 0,
         max_seq_lens=batch.get("max_seq_lens"),
     )
-    return Host(log_probs, cp.all_gather_with_cp, cp.slice_log_prob_with_cp, parts)
+    return Host(of_miles, cp.all_gather_with_cp, cp.slice_log_prob_with_cp, parts)

@@ -25,12 +25,13 @@ def conform(
     frameworks: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Only these: trl, verl, prime-rl. By default each that is here.",
+            help="Only these: trl, verl, prime-rl, nemo-rl, slime. By default each that is here.",
             autocompletion=complete_compared,
         ),
     ] = None,
     source: Annotated[
-        Path | None, typer.Option(help="A checkout of PRIME-RL, which is on no package index.")
+        Path | None,
+        typer.Option(help="A checkout of PRIME-RL, NeMo-RL or slime, which are on no package index."),
     ] = None,
     loss: Annotated[
         list[str] | None,
@@ -40,7 +41,7 @@ def conform(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown tables.")] = False,
 ) -> None:
-    """Compare our losses with those of the installed TRL, verl and PRIME-RL: value and gradient.
+    """Compare our losses with those of the TRL and verl installed here, or of a checkout: value and gradient.
 
     Run it after an upgrade. The exit status is 0 if all are equal within rounding, 1 if one is not or could
     not be run, and 2 if nothing could be run.
@@ -58,7 +59,13 @@ def conform(
     chosen = [one for name, one in known.items() if not frameworks or name in frameworks]
     if source is not None and all(one.package for one in chosen):
         named = " and ".join(one.title for one in known.values() if not one.package)
-        raise ConfigError("--source", f"it is for {named}, which is not compared here", "remove it")
+        raise ConfigError("--source", f"it is for {named}, which are not compared here", "remove it")
+    by_checkout = [one.name for one in chosen if not one.package]
+    if source is not None and len(by_checkout) > 1:
+        problem = f"it may be a checkout for {', '.join(by_checkout)}"
+        raise ConfigError(
+            "--source", problem, f"name one: composer-plugins conform {by_checkout[0]} --source DIR"
+        )
     _check_losses(loss or ())
     results: list[tuple[str, Suite, list[Row]]] = []
     stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)

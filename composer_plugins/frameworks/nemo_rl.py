@@ -180,7 +180,7 @@ NEMO_RL = Framework(
     marks=(LOSS,),
     inherits="defaults",
     programs=("*.run_grpo",),
-    install="git clone https://github.com/NVIDIA-NeMo/RL",
+    install="git clone https://github.com/NVIDIA-NeMo/RL and add --source RL; no pip install is needed",
     convention="composer_plugins.testing.conventions.global_counts:NEMO_RL",
     claims="composer_plugins.conformance.nemo_rl_claims.suite",
 )

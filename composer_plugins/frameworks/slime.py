@@ -14,6 +14,7 @@ from composer_plugins.losses.row import Kind
 
 ESTIMATOR, OPSM = "advantage_estimator", "use_opsm"
 ICEPOP = "slime.backends.megatron_utils.loss.icepop_function"
+ICEPOP_OF_MILES = "miles.backends.training_utils.loss_hub.corrections.icepop_function"
 STD, REWARDS = "disable_grpo_std_normalization", "disable_rewards_normalization"
 BOUNDED = (*CLIPPED, "cispo")
 
@@ -47,6 +48,9 @@ LOSSES = (
     _kl("k3_corrected@slime", "low_var_kl", True),
     NamedLoss("tis@slime", {"use_tis": True, "custom_tis_function_path": None}, kind="correction"),
     NamedLoss("icepop@slime", {"use_tis": True, "custom_tis_function_path": ICEPOP}, kind="correction"),
+    NamedLoss(
+        "icepop@slime", {"use_tis": True, "custom_tis_function_path": ICEPOP_OF_MILES}, kind="correction"
+    ),
     *(_advantage("grpo@slime", one, False) for one in ("grpo", "gspo", "cispo")),
     *(_advantage("dr_grpo", one, True) for one in ("grpo", "gspo", "cispo")),
 )
@@ -215,7 +219,7 @@ SLIME = Framework(
         "--rollout-num-gpus",
         "--n-samples-per-prompt",
     ),
-    install="git clone https://github.com/THUDM/slime",
+    install="git clone https://github.com/THUDM/slime and add --source slime; no pip install is needed",
     convention="composer_plugins.testing.conventions.global_counts:SLIME",
     claims="composer_plugins.conformance.slime_claims.suite",
     migration="composer_plugins.adapters.slime_loss.migration",

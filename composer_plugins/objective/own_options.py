@@ -118,9 +118,8 @@ def _another(
         return
     for key in own.choosers:
         value = entry(table, key)
-        others = {
-            one.options[key] for one in own.framework.losses if key in one.options and one.row == default.name
-        }
+        losses = (one for one in own.framework.losses if one.kind == "policy" and one.row == default.name)
+        others = {one.options[key] for one in losses}
         if value is not ABSENT and value not in others:
             problem = f"it is {value!r}, which chooses {chosen.name!r}, and policy names {config.policy!r}"
             yield Finding("error", key, problem, "remove one of them")

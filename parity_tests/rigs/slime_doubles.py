@@ -46,7 +46,7 @@ def modules() -> dict[str, ModuleType]:
 def miles_modules() -> dict[str, ModuleType]:
     """Miles' modules of the same."""
     logit: Any = ModuleType(f"{MILES}.loss_hub.logit_processors")
-    logit.get_log_probs_and_entropy = log_probs
+    logit.get_log_probs_and_entropy = lambda *words, **options: log_probs(*words, **options)[1]
     cp: Any = ModuleType(f"{MILES}.cp_utils")
     cp.all_gather_with_cp = cp.slice_log_prob_with_cp = whole
     parallel: Any = ModuleType(f"{MILES}.parallel")

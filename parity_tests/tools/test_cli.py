@@ -156,7 +156,7 @@ def test_one_loss_is_counted_in_the_singular() -> None:
         ("GEO_MEAN", {"gmpo"}),  # verl's name
         ("geo-mean", {"gmpo"}),
         ("reinforce++", {"reinforce_pp", "reinforce_pp_baseline"}),
-        ("low_var_kl", {"k3", "k3_plus"}),
+        ("low_var_kl", {"k3", "k3_corrected", "k3_plus"}),
         ("ipo_threshold", {"dppo_tv", "dppo_topk_tv", "ipo", "ipo_centered", "ref_kl"}),  # a parameter there
         ("ipo_threshold centered", {"ipo_centered"}),
         ("ipo_threshold --framework trl", {"dppo_tv", "ipo"}),
@@ -253,7 +253,7 @@ def example(*words: str) -> list[str]:
 
 def test_dialects_stand_side_by_side_with_different_numbers() -> None:
     (row,) = [line.split() for line in example("cispo") if "rollout 0 token 1" in line and "-1.2" in line]
-    assert row[-4:] == ["0.889", "0.96", "0.24", "1.08"]  # the paper's, verl's, TRL's, ROLL's
+    assert {"0.889", "0.96", "0.24", "1.08"} <= set(row)  # the paper's, verl's, TRL's, ROLL's
 
 
 def test_a_default_that_a_dialect_keeps_is_in_parentheses() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from composer_plugins.cli import completion
 from composer_plugins.frameworks.registry import conventions
+from composer_plugins.losses.choosing import find_one
 from composer_plugins.testing.law import EVERY_LAW
 from composer_plugins.testing.laws import LAWS
 from parity_tests.rigs.paths import ROOT
@@ -16,6 +17,8 @@ pytestmark = pytest.mark.thorough
 
 PROGRAM = "import sys; from composer_plugins.cli import main; sys.argv = ['composer-plugins']\n"
 PROGRAM += "try: main()\nfinally: assert not {'torch', 'numpy'} & {*sys.modules}"
+
+CISPO = [one.upstream for one in find_one("cispo", "policy").loss.dialects]
 
 
 def completions(line: str, shell: str = "bash", path: Path = ROOT) -> list[str]:
@@ -36,10 +39,10 @@ def completions(line: str, shell: str = "bash", path: Path = ROOT) -> list[str]:
     ("line", "expected"),
     [
         ("composer-plugins explain cisp", ["cispo"]),
-        ("composer-plugins explain cispo", ["cispo", "cispo@verl", "cispo@trl", "cispo@roll"]),
+        ("composer-plugins explain cispo", ["cispo", *(f"cispo@{one}" for one in CISPO)]),
         # bash cuts at "@", and replaces what stands after it
         ("composer-plugins explain cispo @ t", ["trl"]),
-        ("composer-plugins explain cispo @", ["verl", "trl", "roll"]),
+        ("composer-plugins explain cispo @", CISPO),
         ("composer-plugins diff cispo @ trl cispo @ ve", ["verl"]),
         ("composer-plugins diff cispo @ trl gsp", ["gspo", "gspo_token"]),
         ("composer-plugins check da", ["dapo"]),

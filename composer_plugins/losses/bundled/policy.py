@@ -167,7 +167,7 @@ LOSSES = (
             ),
             slime(
                 "compute_policy_loss",
-                "every advantage_estimator but gspo and cispo; eps_clip, eps_clip_high, eps_clip_c",
+                "every advantage_estimator without a loss of its own; eps_clip, eps_clip_high, eps_clip_c",
                 **PPO_CLIPS,
             ),
         ),

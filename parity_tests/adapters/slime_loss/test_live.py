@@ -1,5 +1,6 @@
 """slime itself, from a checkout: cispo@slime and its other losses equal ours, on one and on two ranks."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.draws import Seeded
 from parity_tests.rigs.checkouts import given, with_slime
 from parity_tests.rigs.paths import ROOT
+from parity_tests.rigs.programs import python
 from parity_tests.rigs.slime_ranks import step
 
 pytestmark = [with_slime, pytest.mark.filterwarnings("ignore")]
@@ -71,3 +73,12 @@ def test_context_parallelism_leaves_value_and_gradient(options: dict[str, Any], 
     got = on_ranks(case, tmp_path / "two", 2)
     assert_parity(got[0], want[0], terms=40, dtype=torch.float32, magnitude=max(1.0, float(want[0].abs())))
     assert_parity(got[1], want[1], terms=40, dtype=torch.float32, what="gradient")
+
+
+@pytest.mark.skipif("MILES_SOURCE" not in os.environ, reason="no checkout of Miles: MILES_SOURCE=DIR")
+def test_the_losses_of_miles_equal_ours() -> None:
+    """Through its own dispatcher, in a process of its own: a loss asks which of the two runs it."""
+    found = python("-m", "parity_tests.rigs.miles_one_rank", os.environ["MILES_SOURCE"])
+    assert found.returncode == 0, found.stderr
+    differences = [float(line.split()[1]) for line in found.stdout.splitlines()]
+    assert len(differences) > 15 and max(differences) < 1e-6
