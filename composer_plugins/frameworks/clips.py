@@ -19,6 +19,8 @@ CLIPPED = (
     "fipo",
     "aspo",
     "tvpo",
+    "ce_gppo",
+    "cpgd",
 )
 LOW, HIGH = (Sets(("clip_low",), CLIPPED),), (Sets(("clip_high",), CLIPPED),)
 BOTH, DUAL = (Sets(("clip_low", "clip_high"), CLIPPED),), (Sets(("dual_clip",)),)

@@ -90,6 +90,7 @@ LOSS_INPUTS = ((_0_4, ("teacher_logprobs",)), (_0_7, ("ref_logprobs", "loss_weig
 CLIPPED = (
     *("ppo", "grpo", "dapo", "dr_grpo", "gspo", "gspo_token", "luspo"),
     *("cispo", "minirl", "opsm", "clip_cov", "rec", "fipo", "aspo", "tvpo"),
+    *("ce_gppo", "cpgd"),
 )
 CAPPED = ("dppo_tv", "dppo_kl", "dppo_topk_tv", "dppo_topk_kl", "ipo", "ipo_centered", "minirl", "masked_is")
 NO_MASK = "a value of 1 or more masks nothing"

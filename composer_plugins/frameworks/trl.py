@@ -48,7 +48,7 @@ MODES_IN_WORDS = {
 # The losses that clip the ratio, and those with a second clip above it.
 CLIPPED = (
     *("ppo", "grpo", "dapo", "dr_grpo", "gspo", "gspo_token", "luspo", "opsm"),
-    *("rec", "fipo", "aspo", "tvpo"),
+    *("rec", "fipo", "aspo", "tvpo", "ce_gppo", "cpgd"),
 )
 CLIPPED_ELSEWHERE = ("gmpo", "minirl", "clip_cov")  # by the same bounds, in other trainers
 CAPPED = ("ppo", "grpo", "dapo", "dr_grpo", "gspo", "luspo", "fipo")

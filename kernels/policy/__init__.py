@@ -1,6 +1,7 @@
 """Policy losses, one short function per published loss, per token."""
 
 from composer_plugins.kernels.policy.balanced import *  # noqa: F403
+from composer_plugins.kernels.policy.bounds import *  # noqa: F403
 from composer_plugins.kernels.policy.centered import *  # noqa: F403
 from composer_plugins.kernels.policy.clipped import *  # noqa: F403
 from composer_plugins.kernels.policy.covariance import *  # noqa: F403

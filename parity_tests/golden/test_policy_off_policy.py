@@ -4,7 +4,7 @@ Every recorded loss is a sum over the unmasked tokens. A case names the options 
 defaults: without any, the dialect alone reproduces it. The proofs of
 spo@spo, drpo@unirl, topr@trinity-rft, topr@roll, rec@trinity-rft, opmd@trinity-rft, sppo@trinity-rft,
 dro@roll, cispo@roll, luffy@luffy, fipo@ms-swift, aspo@archer, flash_reinforce@openrlhf, tvpo@open-instruct,
-bapo@bapo and m2po@m2po are here.
+bapo@bapo, m2po@m2po, ce_gppo@ce-gppo, dcpo@dcpo and cpgd@lightrft are here.
 """
 
 from typing import Any
@@ -163,6 +163,27 @@ def test_tvpo_equals_open_instruct(case: Case) -> None:
     keys = {"rho_mask_upper_bound": "threshold", "rho_clamp_upper_bound": "weight_cap"}
     params = {keys[key]: value for key, value in case["kwargs"].items()}
     assert_equals(case, *ours("tvpo@open-instruct", case, **params)[:2])
+
+
+@claim("ce_gppo_policy")
+def test_ce_gppo_equals_its_authors(case: Case) -> None:
+    keys = {"gppo_loss_beta1": "beta_low", "gppo_loss_beta2": "beta_high", "clip_ratio_c": "dual_clip"}
+    params = {keys[key]: value for key, value in case["kwargs"].items()}
+    assert_equals(case, *ours("ce_gppo@ce-gppo", case, **params)[:2])
+
+
+@claim("dcpo_policy")
+def test_dcpo_equals_its_authors(case: Case) -> None:
+    keys = {"clip_ratio_low": "epsilon_low", "clip_ratio_high": "epsilon_high", "clip_ratio_c": "dual_clip"}
+    params = {keys[key]: value for key, value in case["kwargs"].items()}
+    assert_equals(case, *ours("dcpo@dcpo", case, **params)[:2])
+
+
+@claim("lightrft_policy")
+def test_cpgd_equals_lightrft(case: Case) -> None:
+    """The logarithms of its bounds are float32."""
+    params = {f"clip_{side}": value for value in case["kwargs"].values() for side in ("low", "high")}
+    assert_equals(case, *ours("cpgd@lightrft", case, **params)[:2], dtype=torch.float32)
 
 
 BAPO = {

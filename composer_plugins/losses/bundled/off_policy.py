@@ -8,7 +8,8 @@ from composer_plugins.losses.bundled.shared import CLIPS, LOG_RATIO_CLAMP, PPO_C
 from composer_plugins.losses.row import Dialect, Parameter
 
 QUADRATIC, TAPERED = "kernels/test_quadratic.py::", "kernels/test_tapered.py::"
-REWEIGHTED, GATED, BALANCED = (f"kernels/test_{name}.py::" for name in ("reweighted", "gated", "balanced"))
+REWEIGHTED, GATED = "kernels/test_reweighted.py::", "kernels/test_gated.py::"
+BALANCED, BOUNDS = "kernels/test_balanced.py::", "kernels/test_bounds.py::"
 RECORDED = "golden/test_policy_off_policy.py::"
 
 TRINITY = "Trinity-RFT 0.6.0 trinity/algorithm/policy_loss_fn"
@@ -18,6 +19,7 @@ with_ratio = partial(policy, needs=OLD, mode="token-mean")
 trinity = partial(Dialect, upstream="trinity-rft")
 
 TAU = Parameter("coefficient of the squared log ratio of the response", low=0, example=0.1)
+DUAL_CLIP = Parameter("bound on the loss where A < 0, in units of |A|; the authors' code: 10.0", low=1)
 # The least of a step: the number of ranges that are tried is the distance over the step.
 STEP = Parameter("by how much a bound is moved at a time", low=0.01)
 
@@ -254,6 +256,72 @@ LOSSES = (
         },
         mode="seq-mean-token-mean",
         proof=REWEIGHTED + "test_a_weight_is_what_a_loop_over_tokens_makes_of_it",
+    ),
+    with_ratio(
+        name="ce_gppo",
+        gradient="surrogate",
+        summary="PPO whose clipped tokens keep a gradient of the size that they have at the bound",
+        paper="arXiv 2509.20712",
+        parameters=CLIPS
+        | {
+            "beta_low": Parameter("gradient kept below the clip, in units of that at the bound", low=0),
+            "beta_high": Parameter("gradient kept above the clip, in units of that at the bound", low=0),
+            "dual_clip": DUAL_CLIP,
+        },
+        dialects=(
+            Dialect(
+                upstream="ce-gppo",
+                params={**PPO_CLIPS, "beta_low": 0.75, "beta_high": 1.0, "dual_clip": 10.0},
+                source="Kwai-Klear/CE-GPPO verl/trainer/ppo/core_algos.py@10558fe "
+                "compute_gppo_loss_general_beta, recipe/dapo/7B_perf_run_gppo_v1*.sh",
+                proof=RECORDED + "test_ce_gppo_equals_its_authors",
+                note="gppo_loss_beta1 is beta_low, gppo_loss_beta2 is beta_high (0.25 and 1 in the function)",
+            ),
+        ),
+        proof=BOUNDS + "test_a_bound_is_what_a_loop_over_tokens_makes_of_it",
+    ),
+    with_ratio(
+        name="dcpo",
+        summary="PPO with a clip range that is wider for unlikely tokens",
+        paper="arXiv 2509.02333",
+        parameters={
+            "epsilon_low": Parameter("bound on (1 - r) pi below", low=0),
+            "epsilon_high": Parameter("bound on (r - 1) pi above", low=0),
+            "ratio_max": Parameter("the largest upper bound of the ratio", low=1),
+            "dual_clip": replace(DUAL_CLIP, help="bound on the loss where A < 0, in units of |A|"),
+        },
+        mode="seq-mean-token-mean",
+        dialects=(
+            Dialect(
+                upstream="dcpo",
+                params={"epsilon_low": 0.16, "epsilon_high": 0.2, "ratio_max": 10.0, "dual_clip": 10.0},
+                source="lime-RL/DCPO verl/trainer/ppo/core_algos.py@01787b0 compute_policy_loss_dcpo",
+                proof=RECORDED + "test_dcpo_equals_its_authors",
+                note="loss_mode dcpo, clip_type dynamic; clip_ratio_low, clip_ratio_high; clip_ratio_c is "
+                "dual_clip, and ratio_max is it too, but at least 10; loss_agg_mode only-token-mean",
+            ),
+        ),
+        proof=BOUNDS + "test_a_bound_is_what_a_loop_over_tokens_makes_of_it",
+    ),
+    with_ratio(
+        name="cpgd",
+        summary="REINFORCE with PPO's clip on the log-probability",
+        paper="arXiv 2505.12504",
+        parameters={
+            "clip_low": replace(CLIPS["clip_low"], high=0.99),
+            "clip_high": CLIPS["clip_high"],
+        },
+        mode="seq-mean-token-mean",
+        dialects=(
+            Dialect(
+                upstream="lightrft",
+                params=PPO_CLIPS,
+                source="opendilab/LightRFT lightrft/models/loss.py@49e62cb PolicyLoss",
+                proof=RECORDED + "test_cpgd_equals_lightrft",
+                note="use_cpg_loss; clip_eps is both; the logarithms of the bounds are float32",
+            ),
+        ),
+        proof=BOUNDS + "test_a_bound_is_what_a_loop_over_tokens_makes_of_it",
     ),
     policy(
         name="flash_reinforce",
