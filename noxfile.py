@@ -254,7 +254,7 @@ def verl(session: nox.Session) -> None:
 
 @nox.session
 def skyrl(session: nox.Session) -> None:
-    """Run the tests that need SkyRL: its loss code on a CPU, of 0.3.0 and of a newer release."""
+    """Run the tests that need SkyRL, with 0.3.0 and then with 0.4.0: its losses, its registries and Ray."""
     install(session, "-e", ".[test]", *SKYRL, constraints="constraints-skyrl.txt")
     session.install("--no-deps", "-c", "constraints-skyrl.txt", "skyrl", "skyrl-gym")
     newer = Path(session.virtualenv.location, "wheels", NEWER_SKYRL).resolve()

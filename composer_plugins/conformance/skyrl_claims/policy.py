@@ -172,8 +172,8 @@ def compare(own: NamedLoss, draw: Draw, *, is_anchored: bool = False) -> Iterato
     # DPPO masks no token without an advantage there, and here one that gets no gradient either.
     of_tokens = bool(case.batch.advantages[case.batch.mask].all()) or name != "dppo"
     if name not in WITHOUT_CLIP and of_tokens:
-        clipped = (torch.tensor(one["clip_ratio"]) for one in (metrics, logged))
-        yield Compared(*clipped, 1, 1.0, FLOAT32, "clip_ratio")
+        clipped, wanted = (torch.tensor(one["clip_ratio"]) for one in (metrics, logged))
+        yield Compared(clipped, wanted, 1, 1.0, FLOAT32, "clip_ratio")
 
 
 def on_divided(own: NamedLoss, draw: Draw) -> Iterator[Compared]:
