@@ -33,6 +33,10 @@ LEFT_OUT = {
     "kl_cov@verl": BATCH,
     "gdpo@verl": f"an estimator is handed the sum of the reward's components alone; {KERNEL}",
     "remax@verl": f"verl computes its baselines for its own estimator only; {KERNEL}",
+    **{
+        f"{name}@verl": f"verl hands sum_pi_squared to its own estimator only; {KERNEL}"
+        for name in ("optimal_token_baseline", "tir_optimal_token_baseline")
+    },
     "gae@verl": f"verl calls its own without asking the registry, and hands no other values; {KERNEL}",
 }
 

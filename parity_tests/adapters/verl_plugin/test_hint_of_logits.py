@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.verl_logits import LAYOUTS, gathered, overwriting
+from composer_plugins.adapters.verl_plugin.surface import parse_channels
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import HINT_MASK, TAID_T, TOP_IDS, TOP_LOGPROBS
 from composer_plugins.adapters.verl_plugin.sync_trainer.loss import sum_to_one
 from composer_plugins.errors import ConfigError
@@ -53,6 +54,10 @@ CHOICES: dict[str, tuple[Kernel, dict[str, Any]]] = {
     "sdpo": (divergences.sdpo, {"top_k": 4, "rest": "renormalised"}),
     "forward_kl_topk": (divergences.forward_kl_topk, RAW),
     "reverse_kl_topk": (divergences.reverse_kl_topk, {}),
+    "generalized_reverse_kl_topk": (divergences.generalized_reverse_kl_topk, {}),
+    "symmetric_kl_topk": (divergences.symmetric_kl_topk, {"reverse_weight": 0.2}),
+    "alpha_beta": (divergences.alpha_beta, {"alpha": 0.3, "beta": 0.6}),
+    "todi": (divergences.todi, {}),
 }
 
 
@@ -120,6 +125,12 @@ def test_each_divergence_has_the_value_and_gradient_of_all_logits(name: str, whi
             assert loss.shown is None  # it would keep the graph
             assert not loss.reads_any_entry  # which takes more memory
     assert (float(wanted[0]) == 0) == (which == "none")
+
+
+def test_a_divergence_of_the_whole_vocabulary_is_an_error() -> None:
+    problem = r"hint_divergence: 'uld' needs the whole vocabulary: .*; choose another, jsd for example"
+    with pytest.raises(ConfigError, match=problem):
+        parse_channels(JSD | {"hint_divergence": "uld"})
 
 
 def test_the_hint_adds_its_gradient_to_verls() -> None:
