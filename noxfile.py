@@ -50,6 +50,9 @@ AXOLOTL = [
     "python-dotenv",
 ]
 
+# What torchtitan's losses and its config import.
+TORCHTITAN = ("spmd_types==0.2.3", "tyro", "numpy")
+
 # What builds the site and opens its pages.
 SITE = ("mkdocs-material", "latex2mathml", "ziamath", "playwright")
 
@@ -149,7 +152,13 @@ def kernels(session: nox.Session) -> None:
     """Run the tests that need no framework, where no framework is installed."""
     install(session, "-e", ".[test,plot]", *SITE)
     names = ("kernels", "losses", "frameworks", "objective", "tools", "package", "golden", "live/prime_rl")
-    pytest(session, *names, "adapters/prime_rl_plugin", "adapters/verl_plugin/without_verl")
+    pytest(
+        session,
+        *names,
+        "adapters/prime_rl_plugin",
+        "adapters/verl_plugin/without_verl",
+        "adapters/torchtitan_loss",
+    )
 
 
 @nox.session
@@ -273,6 +282,15 @@ def prime_rl(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "parity_tests/adapters/prime_rl_plugin", *args)
     session.run("python", "-m", "composer_plugins", "conform", "prime-rl", "--source", source)
     session.run("python", "-m", "benchmarks.prime_rl", env={"OMP_WAIT_POLICY": "PASSIVE"})
+
+
+@nox.session
+def torchtitan(session: nox.Session) -> None:
+    """Test torchtitan's adapter with torchtitan itself, without the packages that only its models need."""
+    install(session, "-e", ".[test]", *TORCHTITAN)
+    session.install("--no-deps", "-c", "constraints.txt", "torchtitan==0.3.0")
+    pytest(session, "adapters/torchtitan_loss")
+    session.run("python", "-m", "composer_plugins", "conform", "torchtitan")
 
 
 @nox.session(venv_backend="none")

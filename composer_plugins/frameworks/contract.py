@@ -182,6 +182,7 @@ class Framework:
     programs: tuple[str, ...] = ()
     configs: tuple[str, ...] = ()  # files of its own with a whole config, in its folder "config"
     config_classes: tuple[str, ...] = ()
+    class_option: str = ""  # the key that holds the name of the class, without ".Config", where that is one
     trainers: tuple[str, ...] = ()  # classes that train with the loss of such a config
     is_hydra: bool = False
     has_several_files: bool = False  # one run may have several, which are merged

@@ -39,7 +39,7 @@ class ByTable:
         option that its loss does not read.
         """
         policy, keys = self._policy(table)
-        objective = self._objective(table, policy)
+        objective = self.objective_of(table, policy)
         found = [*without_effect(self.framework, "policy", self._given(table)), *unlikely(policy, keys)]
         if key := next((one.key for one in self._of_the_objective() if one.objective == "mode"), ""):
             found += denominator_of_another(policy, self.framework, objective.mode, key)
@@ -56,7 +56,7 @@ class ByTable:
         problem = f"it is no option of {self.framework.title} that is known here"
         return Finding("warning", key, problem, remedy)
 
-    def _objective(self, table: Mapping[str, Any], policy: Choice) -> Objective:
+    def objective_of(self, table: Mapping[str, Any], policy: Choice) -> Objective:
         """What is trained with this policy loss, which the config names, and with its other options."""
         found = {one.objective: self._converted(one, table) for one in self._of_the_objective()}
         mode = found.get("mode") or next(iter(self.framework.denominators.values()), policy.mode)

@@ -39,6 +39,7 @@ PURE = ("contextlib", "collections", "functools", "inspect", "math", "typing")
 # By adapter, the libraries of its one framework.
 FRAMEWORKS = {
     "prime_rl_plugin": {"prime_rl", "verifiers", "numpy"},
+    "torchtitan_loss": {"torchtitan"},
     "trl_mixin": {"accelerate", "datasets", "deepspeed", "packaging", "peft", "safetensors", "transformers"}
     | {"tokenizers", "trl"},
     "verl_plugin": {"omegaconf", "ray", "tensordict", "transfer_queue", "transformers", "verl"}
@@ -47,6 +48,7 @@ FRAMEWORKS = {
 
 # By sub-package of conformance, the libraries of the framework that its claims are about.
 CLAIMED = {
+    "torchtitan_claims": {"torchtitan", f"{ADAPTERS}.torchtitan_loss"},
     "trl_claims": {"datasets", "tokenizers", "transformers", "trl"},
     "verl_claims": {"numpy", "tensordict", "verl", f"{ADAPTERS}.verl_plugin"},
     "prime_rl_claims": {"pydantic_core"},
