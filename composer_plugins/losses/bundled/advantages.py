@@ -28,6 +28,13 @@ r1_zero = partial(
     proof=GOLDEN + "test_advantages_equal_understand_r1_zero",
 )
 
+torchtitan = partial(
+    Dialect,
+    upstream="torchtitan",
+    source="torchtitan 0.3.0 experiments/rl/rollout/advantage.py AdvantageEstimator",
+    proof=GOLDEN + "test_advantages_equal_torchtitan",
+)
+
 OVER_GROUPS, WHITENED = "groups_have_no_influence_on_each_other", "normalised over the batch"
 
 
@@ -84,6 +91,9 @@ LOSSES = (
                 note="in float32; a group of one is NaN there, and here 0; a batch whose size is not groups "
                 "times n becomes one group",
             ),
+            torchtitan(
+                params={"ddof": 0, "eps": 1e-6}, note="should_std_normalize; the population deviation"
+            ),
         ),
     ),
     within_groups(
@@ -105,6 +115,7 @@ LOSSES = (
                 proof=GOLDEN + "test_advantages_equal_prime_rl",
                 note="called grpo there, in float32; length_penalty is off by default",
             ),
+            torchtitan(note="its default, should_std_normalize=False"),
         ),
     ),
     within_groups(

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from composer_plugins.losses.bundled.policy import OLD, ORACLE, ROLLOUT, policy
+from composer_plugins.losses.bundled.policy import OLD, ORACLE, ROLLOUT, ms_swift, policy, roll
 from composer_plugins.losses.bundled.shared import (
     CLIPS,
     LOG_RATIO_CLAMP,
@@ -15,7 +15,7 @@ from composer_plugins.losses.bundled.shared import (
     trl,
     verl,
 )
-from composer_plugins.losses.row import Dialect, Parameter
+from composer_plugins.losses.row import MAX, Dialect, Parameter
 
 TOP_K = (*ROLLOUT, "topk_logprobs", "rollout_topk_logprobs")
 SUPPORT = (*ROLLOUT, "support_logprobs", "rollout_support_logprobs")
@@ -238,6 +238,13 @@ LOSSES = (
                 "sequence_clip_high (10) is ratio_cap; teacher_tau adds teacher_tau (log T - log pi) to the "
                 "advantage",
             ),
+            roll(
+                "pg_variant tis; tis_upper_bound is ratio_cap (a ratio is never below its lower bound, 0); "
+                "the rollout policy is its old one; no token is dropped",
+                token_low=0.0,
+                token_high=MAX,
+                ratio_cap=1.0,
+            ),
         ),
         proof=f"{PRIME}::test_losses_equal_prime_rl",
     ),
@@ -261,6 +268,14 @@ LOSSES = (
                 note="off_policy_mask_threshold: off by default, 0.5 is an example in its help; loss_type "
                 "(dapo by default) decides the denominator",
                 mode="token-mean",
+            ),
+            ms_swift(
+                "off_policy_sequence_mask_delta, off by default; the drift is from the rollout's "
+                "log-probabilities where there are any; loss_type decides the denominator",
+                "seq-mean-token-mean",
+                threshold=0.5,
+                clip_low=0.2,
+                clip_high=0.2,
             ),
         ),
         proof="kernels/test_regions.py::test_opsm_drops_a_bad_sequence_that_has_drifted_and_nothing_else",
