@@ -54,6 +54,7 @@ TORCHTITAN = Framework(
         "policy": frozenset({"logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"}),
     },
     partial_batch={"policy": "torchtitan cuts the batch into micro-batches, and those into chunks"},
+    packs_rows=True,
     package="torchtitan",
     install="pip install torchtitan==0.3.0",
     convention="composer_plugins.testing.conventions.logits:TORCHTITAN",

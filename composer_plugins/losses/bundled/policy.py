@@ -337,6 +337,7 @@ LOSSES = (
     ),
     with_ratio(
         name="gspo_token",
+        over_sequence=True,
         gradient="surrogate",
         summary="GSPO's ratio with each token's own gradient",
         paper="arXiv 2507.18071",
@@ -445,6 +446,7 @@ LOSSES = (
     ),
     with_ratio(
         name="vespo",
+        over_sequence=True,
         gradient="score",
         summary="REINFORCE with a gamma-shaped weight of the sequence's whole ratio",
         paper="arXiv 2602.10693",

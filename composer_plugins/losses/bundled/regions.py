@@ -250,6 +250,7 @@ LOSSES = (
     ),
     policy(
         name="opsm",
+        over_sequence=True,
         summary="GRPO without sequences of A < 0 that have drifted off-policy",
         paper="arXiv 2512.02556",
         needs=("logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"),
@@ -371,6 +372,7 @@ LOSSES = (
     ),
     distillation(
         name="iw_opd",
+        over_sequence=True,
         summary="on-policy distillation that weighs early disagreement more",
         paper="arXiv 2606.22600",
         parameters={

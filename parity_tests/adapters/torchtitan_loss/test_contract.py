@@ -197,9 +197,6 @@ def test_all_that_is_wrong_is_said_at_once(loss_module: Any) -> None:
     ]
 
 
-WHOLE_SEQUENCES = ("gspo", "gspo_token", "luspo", "gmpo", "vespo", "opsm")
-
-
 @pytest.mark.filterwarnings("ignore::composer_plugins.findings.ComposerWarning")
 @pytest.mark.parametrize("name", of_kind(losses(), "policy"))
 def test_a_loss_runs_here_or_is_refused_with_the_reason(loss_module: Any, name: str) -> None:
@@ -209,13 +206,11 @@ def test_a_loss_runs_here_or_is_refused_with_the_reason(loss_module: Any, name: 
     try:
         loss = make(loss_module, policy=name, policy_params=params)
     except ComposerError as error:
-        assert error.key == "policy"
-        if not TORCHTITAN.runs(row):
-            return
-        assert "is a loss of whole sequences" in str(error)
-        assert name in (*WHOLE_SEQUENCES, "flash_reinforce", "topr", "kimi_k15", "m2po"), name
+        assert error.key == "policy" and not TORCHTITAN.runs(row)
+        marked = row.per_sequence or row.over_sequence
+        assert ("is a loss of whole sequences" in str(error)) == (marked and not TORCHTITAN.missing(row))
         return
-    assert name not in WHOLE_SEQUENCES
+    assert TORCHTITAN.runs(row), "mark the row: over_sequence=True, or over_batch=True"
     assert run(loss, packed(), 29)[1].any()
 
 
