@@ -198,7 +198,7 @@ class Framework:
         return [need for need in loss.needs if need not in self.provides.get(loss.kind, frozenset())]
 
     def runs(self, loss: Loss) -> bool:
-        """Whether this framework has every input of `loss`, and the whole batch or row if the loss needs it."""
+        """Whether this framework has every input of `loss`, and the whole batch or row if it needs that."""
         if loss.over_batch or (self.packs_rows and (loss.per_sequence or loss.over_sequence)):
             return False
         return loss.kind in self.provides and not self.missing(loss)

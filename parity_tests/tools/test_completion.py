@@ -36,10 +36,13 @@ def completions(line: str, shell: str = "bash", path: Path = ROOT) -> list[str]:
     ("line", "expected"),
     [
         ("composer-plugins explain cisp", ["cispo"]),
-        ("composer-plugins explain cispo", ["cispo", "cispo@verl", "cispo@trl"]),
+        (
+            "composer-plugins explain cispo",
+            ["cispo", "cispo@verl", "cispo@trl", "cispo@roll", "cispo@ms-swift"],
+        ),
         # bash cuts at "@", and replaces what stands after it
         ("composer-plugins explain cispo @ t", ["trl"]),
-        ("composer-plugins explain cispo @", ["verl", "trl"]),
+        ("composer-plugins explain cispo @", ["verl", "trl", "roll", "ms-swift"]),
         ("composer-plugins diff cispo @ trl cispo @ ve", ["verl"]),
         ("composer-plugins diff cispo @ trl gsp", ["gspo", "gspo_token"]),
         ("composer-plugins check da", ["dapo"]),
@@ -48,7 +51,7 @@ def completions(line: str, shell: str = "bash", path: Path = ROOT) -> list[str]:
         ("composer-plugins plot gspo --kind pol", ["policy"]),
         ("composer-plugins check grpo --kind adv", ["advantage"]),
         ("composer-plugins check grpo --only more_pad", ["more_padding_changes_nothing"]),
-        ("composer-plugins check grpo --as t", ["trl", "tinker", "torch"]),
+        ("composer-plugins check grpo --as t", ["trl", "tinker", "torchtitan", "torch"]),
         ("composer-plugins conform v", ["verl"]),
         ("composer-plugins list --needs ref_c", ["ref_chosen"]),
         ("composer-plugins list --framework p", ["prime-rl"]),

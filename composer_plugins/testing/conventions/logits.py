@@ -4,13 +4,12 @@ Read in torchtitan 0.3.0, `experiments/rl/actors/trainer.py`. It is not imported
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from composer_plugins.calling_convention import Called, Convention, Counts, Function, checked_pair
-
-if TYPE_CHECKING:  # a convention is declared without loading torch
-    from torch import Tensor
-
 
 # Of the names of metrics: they say how torchtitan adds up the chunks of a micro-batch.
 ENDINGS = ("/mean", "/frac", "_mean", "_frac", "/max", "/min")
@@ -18,33 +17,27 @@ ENDINGS = ("/mean", "/frac", "_mean", "_frac", "/max", "/min")
 
 def is_metric(value: Any) -> bool:
     """Whether torchtitan can detach it and add it up over ranks: one number in a tensor."""
-    import torch
-
     return isinstance(value, torch.Tensor) and value.dim() == 0 and not value.requires_grad
 
 
-def logits_of(logprobs: "Tensor") -> "Tensor":
+def logits_of(logprobs: Tensor) -> Tensor:
     """Logits [..., 3] whose entry 0 has these log-probabilities, and their gradient.
 
     Entry 1 has the rest of the probability. So log pi of entry 0 is its logit l less logsumexp = 0, and
     d logsumexp / d l = p - (1 - p) p / (1 - p) = 0: the gradient in log pi is that in the logit.
     """
-    import torch
-
     most = -torch.finfo(logprobs.dtype).eps
     rest = torch.log(-torch.expm1(logprobs.clamp(max=most)))
     return torch.stack([logprobs, rest, torch.full_like(rest, -torch.inf)], -1)
 
 
 def call_torchtitan(
-    function: Function, tensors: "Mapping[str, Tensor]", counts: Counts, options: Mapping[str, Any]
+    function: Function, tensors: Mapping[str, Tensor], counts: Counts, options: Mapping[str, Any]
 ) -> Called:
     """Call it as `PolicyTrainer.forward_backward` does, in float32, with logits of the log-probabilities.
 
     Masked tokens have ordinary logits, because a model that gives NaN there spoils its own weights too.
     """
-    import torch
-
     mask = tensors["mask"]
     logprobs = torch.where(mask, tensors["logprobs"], -1.0)
     result = function(
@@ -69,6 +62,7 @@ TORCHTITAN = Convention(
     "gradient, and a dict of tensors with one number each, whose names end in /mean or another of "
     "torchtitan's endings",
     call=call_torchtitan,
+    precision=torch.float32,
     needs=("logprobs", "rollout_logprobs", "advantages", "mask"),
     names={"logprobs": "logits", "rollout_logprobs": "generator_logprobs", "mask": "loss_mask"},
 )
