@@ -33,16 +33,13 @@ class ComposerLoss(BaseLoss):
 
         policy: str = DEFAULT_POLICY
         """A loss ("cispo"), a dialect ("cispo@verl"), or an import path ("my_package.losses:my_loss")."""
-
         policy_params: dict[str, Any] = field(default_factory=dict)
         """Its parameters: `composer-plugins explain cispo` lists them."""
-
         policy_weight: float = 1.0
         """The loss is multiplied by it."""
-
         hint_weight: float = 0.0
         replay_weight: float = 0.0
-        """Channels that torchtitan cannot carry: a number above 0 is an error."""
+        """torchtitan cannot carry these two terms: a number above 0 is an error."""
 
         def __post_init__(self) -> None:
             requested(asdict(self))
@@ -71,13 +68,8 @@ class ComposerLoss(BaseLoss):
         """
         logprobs, entropy = compute_logprobs(logits, labels, return_entropy=True)
         mask = loss_mask & generator_logprobs.isfinite()
-        tensors = {
-            "logprobs": logprobs,
-            "old_logprobs": generator_logprobs,
-            "rollout_logprobs": generator_logprobs,
-            "advantages": advantages,
-            "mask": mask,
-        }
+        tensors = {"logprobs": logprobs, "advantages": advantages, "mask": mask}
+        tensors |= dict.fromkeys(("old_logprobs", "rollout_logprobs"), generator_logprobs)
         token = call(self.policy, tensors, check=self.is_first)
         self.is_first = False
         tokens = 1 if global_valid_tokens is None else global_valid_tokens

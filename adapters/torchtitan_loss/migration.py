@@ -36,8 +36,9 @@ class Titan(ByTable):
     def write(self, objective: Objective, version: str | None = None) -> dict[str, Any]:
         """The keywords of torchtitan's own loss where it is the same one, and otherwise of ours."""
         stand_in = replace(objective, policy=choose("policy", TORCHTITAN.losses[0].row), no_policy="")
-        policy, weighted = objective.policy, "policy_weight" in objective.channels
-        if not objective.no_policy and not weighted and f"{policy.loss.name}@{TORCHTITAN.name}" in ROWS:
+        policy, rows = objective.policy, [one.row.partition("@")[0] for one in TORCHTITAN.losses]
+        is_plain = not objective.no_policy and "policy_weight" not in objective.channels
+        if is_plain and policy.loss.name in rows:
             own = super().write(objective, version)
             written = self.read(own, version)[0].policy
             if all(written.value(name) == policy.value(name) for name in policy.loss.parameters):
@@ -59,7 +60,6 @@ class Titan(ByTable):
         return "\n".join(lines) + "\n"
 
 
-ROWS = {one.row for one in TORCHTITAN.losses}
 TITAN = Titan()
 KNOWN, NO_BEARING = TITAN.KNOWN, TITAN.NO_BEARING
 read, unread, write = TITAN.read, TITAN.unread, TITAN.write

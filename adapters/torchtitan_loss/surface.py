@@ -8,7 +8,7 @@ from composer_plugins.errors import ConfigError, in_a_line
 from composer_plugins.findings import Finding, Findings, enforce
 from composer_plugins.frameworks.torchtitan import BY_SEQUENCE, MODE, NOT_DELIVERED, TORCHTITAN
 from composer_plugins.losses.choosing import Choice
-from composer_plugins.objective.rules import own_denominator
+from composer_plugins.objective.rules import sum_over_tokens
 
 DEFAULT_POLICY = "grpo@torchtitan"
 FIELDS = ("policy", "policy_params", "policy_weight", *NOT_DELIVERED)  # of ComposerLoss.Config
@@ -39,16 +39,17 @@ def requested(fields: Mapping[str, Any]) -> Requested:
 
 def parse(fields: Mapping[str, Any]) -> tuple[Requested, Findings]:
     """The policy loss of these fields, and warnings; ConfigError for what torchtitan cannot run."""
-    wrong = Findings()
-    for option, why in NOT_DELIVERED.items():
-        if fields.get(option):
-            wrong.append(Finding("error", option, f"it is {fields[option]!r}, and {why[0]}", why[1]))
+    asked = {name: why for name, why in NOT_DELIVERED.items() if fields.get(name)}
+    wrong = Findings(
+        Finding("error", k, f"it is {fields[k]!r}, and {why}", do) for k, (why, do) in asked.items()
+    )
     with wrong.collected():
         options = {name: x for name, x in fields.items() if name not in NOT_DELIVERED}
         config = ComposerConfig.parse({"policy": DEFAULT_POLICY} | options)
         policy = config.choose_policy()
         TORCHTITAN.require(policy)
-        found = Findings([*of_a_row(policy), *unlikely(policy), *of_its_denominator(policy)])
+        reduced = sum_over_tokens(policy, TORCHTITAN, MODE, "global_valid_tokens", policy.option)
+        found = Findings([*of_a_row(policy), *unlikely(policy), *reduced])
         enforce([*wrong, *(one for one in found if one.severity == "error")])
         return Requested(policy, config), found
     enforce(wrong)
@@ -65,26 +66,11 @@ def of_a_row(policy: Choice) -> Iterator[Finding]:
         raise
     except Exception as error:  # of a function of the user's, which may need a GPU
         problem = (
-            f"{policy.name!r} cannot be called on a CPU ({in_a_line(error)}), so it is not known whether "
+            f"{policy.name!r} cannot be called on a CPU ({in_a_line(error)}), so it may be a loss of whole "
         )
-        problem += f"it is a loss of whole sequences; {BY_SEQUENCE[0]}"
-        yield Finding(
-            "warning", policy.option, problem, "make sure that its terms are those of single tokens"
-        )
+        remedy = "make sure that its terms are those of single tokens"
+        yield Finding("warning", policy.option, f"{problem}sequences; {BY_SEQUENCE[0]}", remedy)
         return
     if depends:
         problem = f"{policy.name!r} is a loss of whole sequences, and {BY_SEQUENCE[0]}"
         yield Finding("error", policy.option, problem, BY_SEQUENCE[1])
-
-
-def of_its_denominator(policy: Choice) -> Iterator[Finding]:
-    """Yield a warning for a loss that was published with another reduction."""
-    own = own_denominator(policy, TORCHTITAN)
-    if own not in ("", MODE):
-        verb = "names" if policy.is_import_path else "is published with"
-        problem = (
-            f"{policy.name!r} {verb} the reduction {own}, and torchtitan divides the sum over tokens by "
-        )
-        problem += "global_valid_tokens"
-        remedy = "expect longer completions to weigh more, or train in TRL or verl, which have that reduction"
-        yield Finding("warning", policy.option, problem, remedy)

@@ -8,7 +8,7 @@ A config of torchtitan is a Python function. A key here is a keyword of the clas
 """
 
 from composer_plugins.frameworks.clips import BOTH, HIGH, LOW
-from composer_plugins.frameworks.contract import Conversion, Framework, NamedLoss, Option
+from composer_plugins.frameworks.contract import Conversion, Framework, NamedLoss, Option, Sets
 
 LOSS = "loss"
 OWN = "ComposerLoss"  # the class of our adapter
@@ -44,11 +44,12 @@ TORCHTITAN = Framework(
         NamedLoss("dapo@torchtitan", {LOSS: "DAPOLoss"}),
     ),
     options=(
-        Option(key="clip_eps", default=0.2, sets=BOTH),
-        Option(key="ratio_clip_low", default=0.2, sets=LOW),
-        Option(key="ratio_clip_high", default=0.2, sets=HIGH),
+        Option(key="clip_eps", default=0.2, sets=(Sets(("clip_low", "clip_high"), ("grpo",)),)),
+        Option(key="ratio_clip_low", default=0.2, sets=(Sets(("clip_low",), ("dapo",)),)),
+        Option(key="ratio_clip_high", default=0.2, sets=(Sets(("clip_high",), ("dapo",)),)),
         Option(key=ESTIMATOR, default=False, objective="advantage", conversion=STD),
     ),
+    names={"clip_eps": BOTH, "ratio_clip_low": LOW, "ratio_clip_high": HIGH},
     denominators={"global_valid_tokens": MODE},
     provides={
         "policy": frozenset({"logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"}),
