@@ -9,9 +9,9 @@ from composer_plugins.findings import Finding
 from composer_plugins.frameworks.torchtitan import ESTIMATOR, LOSS, MODE, OWN, TORCHTITAN
 from composer_plugins.losses.choosing import choose
 from composer_plugins.objective.by_table import ByTable
-from composer_plugins.objective.objective import Objective, behaviours, channels_of, named_policy
+from composer_plugins.objective.objective import Behaviour, Objective, behaviours, channels_of, named_policy
 
-ROLLOUT = "rollout engine"
+ROLLOUT: Behaviour = "rollout engine"
 IMPORTS = {OWN: "composer_plugins.adapters.torchtitan_loss.loss"}
 
 

@@ -1,6 +1,7 @@
 """Policy losses. Defaults are those of the kernels."""
 
 import math
+from collections.abc import Mapping
 from functools import partial
 
 from composer_plugins.losses.bundled.shared import (
@@ -78,7 +79,9 @@ def torchtitan(note: str) -> Dialect:
     )
 
 
-def roll(note: str, *, worker: str = "ActorPGWorker", test: str = "losses", **params: Value) -> Dialect:
+def roll(
+    note: str, params: Mapping[str, Value], worker: str = "ActorPGWorker", test: str = "losses"
+) -> Dialect:
     """A loss of ROLL's workers with its default reduction."""
     return Dialect(
         upstream="roll",
@@ -187,8 +190,8 @@ LOSSES = (
                 "ActorWorker, or ActorPGWorker with pg_variant ppo; pg_clip is both clips, and with "
                 "use_pg_clip_range pg_clip_low, pg_clip_high; dual_clip_loss is dual_clip = 1 + 2 pg_clip; "
                 "its token-mean does not mask, and relies on advantages of 0",
-                worker="ActorWorker",
-                **PPO_CLIPS,
+                PPO_CLIPS,
+                "ActorWorker",
             ),
             ms_swift(
                 "loss_type grpo (bnpo: the same with token-mean); epsilon, epsilon_high, delta are clip_low, "
@@ -308,9 +311,9 @@ LOSSES = (
             ),
             roll(
                 "ActorWorker with importance_sampling seq; pg_clip stays 0.2 unless set",
-                worker="ActorWorker",
-                test="gspo",
-                **PPO_CLIPS,
+                PPO_CLIPS,
+                "ActorWorker",
+                "gspo",
             ),
             ms_swift(
                 "loss_type grpo with importance_sampling_level sequence; epsilon stays 0.2 unless set",
@@ -433,8 +436,7 @@ LOSSES = (
             ),
             roll(
                 "pg_variant cispo; cispo_epsilon_low, cispo_epsilon_high; cispo_use_unified_mask has no row",
-                clip_low=0.1,
-                clip_high=0.1,
+                {"clip_low": 0.1, "clip_high": 0.1},
             ),
             ms_swift(
                 "loss_type cispo; epsilon_high is the cap itself, as in TRL, and the default of 0.2 makes "
@@ -486,7 +488,7 @@ LOSSES = (
         summary="the score function weighted by the advantage, without any ratio",
         paper="Williams 1992, doi 10.1007/BF00992696",
         mode="token-mean",
-        dialects=(roll("pg_variant vanilla"),),
+        dialects=(roll("pg_variant vanilla", {}),),
     ),
     without_ratio(
         name="rloo",

@@ -241,9 +241,7 @@ LOSSES = (
             roll(
                 "pg_variant tis; tis_upper_bound is ratio_cap (a ratio is never below its lower bound, 0); "
                 "the rollout policy is its old one; no token is dropped",
-                token_low=0.0,
-                token_high=MAX,
-                ratio_cap=1.0,
+                {"token_low": 0.0, "token_high": MAX, "ratio_cap": 1.0},
             ),
         ),
         proof=f"{PRIME}::test_losses_equal_prime_rl",
