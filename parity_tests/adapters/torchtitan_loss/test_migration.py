@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from composer_plugins.frameworks.torchtitan import TORCHTITAN
+from composer_plugins.losses.choosing import choose
+from composer_plugins.objective.objective import of_choice
 from composer_plugins.objective.resolve import migrate, resolve
 from parity_tests.rigs.commands import invoke
 from parity_tests.rigs.paths import ROOT
@@ -99,6 +101,18 @@ def test_what_is_written_is_what_was_read(table: dict[str, Any]) -> None:
     back = migrate(read.required(), "torchtitan")
     assert back.table == table and not back.differences
     assert back.text.count(f"{table['loss']}.Config(") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("dapo@torchtitan", {"loss": "DAPOLoss"}),
+        ("dapo", {"loss": "ComposerLoss", "policy": "dapo"}),  # without torchtitan's clamp of the log ratio
+        ("grpo@torchtitan", {"loss": "GRPOLoss"}),
+    ],
+)
+def test_torchtitans_own_class_is_written_for_the_same_loss_alone(name: str, table: dict[str, Any]) -> None:
+    assert migrate(of_choice(choose("policy", name)), "torchtitan").table == table
 
 
 def test_the_table_has_the_keywords_of_its_classes_and_the_page_names_them() -> None:
