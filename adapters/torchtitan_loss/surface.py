@@ -69,7 +69,7 @@ def of_a_row(policy: Choice) -> Iterator[Finding]:
             f"{policy.name!r} cannot be called on a CPU ({in_a_line(error)}), so it may be a loss of whole "
         )
         remedy = "make sure that its terms are those of single tokens"
-        yield Finding("warning", policy.option, f"{problem}sequences; {BY_SEQUENCE[0]}", remedy)
+        yield Finding("warning", policy.option, f"{problem}sequences: {BY_SEQUENCE[0]}", remedy)
         return
     if depends:
         problem = f"{policy.name!r} is a loss of whole sequences, and {BY_SEQUENCE[0]}"
