@@ -307,6 +307,12 @@ def assert_alone(name: str, case: Case) -> None:
     assert torch.equal(kernel(name)(rewards, ids), torch.zeros_like(rewards))
 
 
+@claim("openrlhf_0_11_advantages")
+def test_dr_grpo_and_rloo_equal_openrlhf(case: Case) -> None:
+    """`dr_grpo@openrlhf` and `rloo@openrlhf`."""
+    assert_rewards_equal(f"{case['estimator']}@openrlhf", case, divided=False)
+
+
 @claim("openrlhf_advantages", is_alone)
 def test_a_group_of_one_is_nan_in_openrlhf_and_zero_here(case: Case) -> None:
     assert_alone("grpo@openrlhf", case)

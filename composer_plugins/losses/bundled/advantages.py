@@ -35,6 +35,17 @@ torchtitan = partial(
     proof=GOLDEN + "test_advantages_equal_torchtitan",
 )
 
+
+def openrlhf(note: str) -> Dialect:
+    """An advantage_estimator of OpenRLHF without parameters of ours."""
+    return Dialect(
+        upstream="openrlhf",
+        source="OpenRLHF 0.11.2 openrlhf/trainer/ppo_utils/experience_maker.py",
+        proof=GOLDEN + "test_dr_grpo_and_rloo_equal_openrlhf",
+        note=note,
+    )
+
+
 OVER_GROUPS, WHITENED = "groups_have_no_influence_on_each_other", "normalised over the batch"
 
 
@@ -116,6 +127,7 @@ LOSSES = (
                 note="called grpo there, in float32; length_penalty is off by default",
             ),
             torchtitan(note="its default, should_std_normalize=False"),
+            openrlhf("advantage_estimator dr_grpo; reinforce_baseline is the same, whitened over the batch"),
         ),
     ),
     within_groups(
@@ -136,6 +148,7 @@ LOSSES = (
                 note="RLOOTrainer; normalize_advantages, off by default, is grpo@trl over the batch "
                 "afterwards; with beta (0.05) the KL is taken off the reward before",
             ),
+            openrlhf("advantage_estimator rloo; the KL is taken off the reward of each token"),
         ),
     ),
     within_groups(
