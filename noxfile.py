@@ -68,6 +68,9 @@ SKYRL = (
 # Its loss code runs on Python 3.11 too, from the wheel alone; the wheel asks for 3.12.
 NEWER_SKYRL = "0.4.0"
 
+# What torchtitan's losses and its config import.
+TORCHTITAN = ("spmd_types==0.2.3", "tyro", "numpy")
+
 # What builds the site and opens its pages.
 SITE = ("mkdocs-material", "latex2mathml", "ziamath", "playwright")
 
@@ -169,7 +172,7 @@ def kernels(session: nox.Session) -> None:
     names = ("kernels", "losses", "frameworks", "objective", "tools", "package", "golden", "live/prime_rl")
     names += ("adapters/prime_rl_plugin", "adapters/verl_plugin/without_verl", "adapters/tinker_loss")
     names += ("adapters/skyrl_loss/without_skyrl",)
-    names += ("adapters/nemo_rl_loss", "adapters/slime_loss")
+    names += ("adapters/nemo_rl_loss", "adapters/slime_loss", "adapters/torchtitan_loss")
     pytest(session, *names, without="adapters/tinker_loss/with_sdk")
 
 
@@ -353,6 +356,15 @@ def nemo_rl(session: nox.Session) -> None:
 def slime(session: nox.Session) -> None:
     """Test slime's loss on a checkout of it: `nox -s slime -- --source DIR [arguments of pytest]`."""
     of_checkout(session, "slime", "slime", "slime", "SLIME_SOURCE")
+
+
+@nox.session
+def torchtitan(session: nox.Session) -> None:
+    """Test torchtitan's adapter with torchtitan itself, without the packages that only its models need."""
+    install(session, "-e", ".[test]", *TORCHTITAN)
+    session.install("--no-deps", "-c", "constraints.txt", "torchtitan==0.3.0")
+    pytest(session, "adapters/torchtitan_loss")
+    session.run("python", "-m", "composer_plugins", "conform", "torchtitan")
 
 
 @nox.session(venv_backend="none")

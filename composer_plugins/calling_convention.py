@@ -56,6 +56,7 @@ class Convention:
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Parameters of the function itself, with their defaults, where its signature shows them.
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    precision: Any = None  # the dtype that the framework computes in, where it is not that of the tensors
     equal_parts: bool = False  # whether all micro-batches have the same number of rows
     find: Callable[[str], Function] | None = None  # a loss by its name in the framework's registry
     # The convention for one function, where it depends on the function's signature.

@@ -6,7 +6,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import Any, Self
 
 MAX_LISTED = 20  # up to this many known names are listed; of more, only the nearest
 MAX_NEAREST = 8
@@ -25,8 +25,12 @@ class ComposerError(Exception):
     others: "tuple[ComposerError, ...]" = ()  # what else was found at the same time, for a doctor
 
     def __init__(self, key: str, problem: str, remedy: str) -> None:
-        super().__init__(key, problem, remedy)  # these arguments make it picklable: Ray sends errors
+        super().__init__(f"{key}: {problem}; {remedy}")  # what tyro, as of torchtitan, prints of an error
         self.key, self.problem, self.remedy = key, problem, remedy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What makes it picklable: Ray sends errors to other processes."""
+        return type(self), (self.key, self.problem, self.remedy), {"others": self.others}
 
     def __str__(self) -> str:
         return "\n".join(f"{one.key}: {one.problem}; {one.remedy}" for one in (self, *self.others))

@@ -20,6 +20,7 @@ from composer_plugins.frameworks.prime_rl import (
 from composer_plugins.losses.choosing import find_one
 from composer_plugins.losses.row import Loss
 from composer_plugins.objective import channels
+from composer_plugins.objective.rules import sum_over_tokens
 
 MODULE = "composer_plugins.adapters.prime_rl_plugin"
 TABLE = "trainer.loss.kwargs"
@@ -190,15 +191,8 @@ def findings(channels: Channels, generation: Generation, key: str = TABLE) -> It
         problem = f"it has no effect: it bounds tokens with A > 0, and {policy.name!r} takes no advantages"
         remedy = "remove it, or set policy = 'ref_kl@prime-rl<0.7', which takes them"
         yield Finding("warning", f"{key}.policy_params.tv_high", problem, remedy)
-    if config.policy_weight and not policy.upstream and policy.mode not in ("", MODE):
-        yield Finding(
-            "warning",
-            f"{key}.policy",
-            f"{policy.name!r} {'names' if policy.is_import_path else 'is published with'} the reduction "
-            f"{policy.mode}, and PRIME-RL divides the sum "
-            f"over tokens by {generation.denominator}",
-            "expect longer completions to weigh more, or train in TRL or verl, which have that reduction",
-        )
+    if config.policy_weight:
+        yield from sum_over_tokens(policy, PRIME_RL, MODE, generation.denominator, f"{key}.policy")
 
 
 def newer_than_tested(generation: Generation) -> Iterator[Finding]:

@@ -167,6 +167,8 @@ class Framework:
     provides: Mapping[Kind, frozenset[str]] = field(default_factory=dict)
     # By kind, why a statistic of the whole batch is not available: "TRL cuts the batch into micro-batches".
     partial_batch: Mapping[Kind, str] = field(default_factory=dict)
+    # Whether a row of its batch holds several sequences, and a loss is not told where each begins.
+    packs_rows: bool = False
     # Keys at the top of its configs that no config of another framework has.
     marks: tuple[str, ...] = ()
     # Keys that bear on the loss and that an Objective has no field for, with the values that change nothing;
@@ -186,6 +188,7 @@ class Framework:
     inherits: str = ""  # the key of a config file that names the files whose options it replaces: "defaults"
     configs: tuple[str, ...] = ()  # files of its own with a whole config, in its folder "config"
     config_classes: tuple[str, ...] = ()
+    class_option: str = ""  # the key that holds the name of the class, without ".Config", where that is one
     trainers: tuple[str, ...] = ()  # classes that train with the loss of such a config
     is_hydra: bool = False
     has_several_files: bool = False  # one run may have several, which are merged
@@ -199,8 +202,10 @@ class Framework:
         return [need for need in loss.needs if need not in self.provides.get(loss.kind, frozenset())]
 
     def runs(self, loss: Loss) -> bool:
-        """Whether this framework has every input of `loss`, and the whole batch if the loss needs it."""
-        return loss.kind in self.provides and not self.missing(loss) and not loss.over_batch
+        """Whether this framework has every input of `loss`, and the whole batch or row if it needs that."""
+        if loss.over_batch or (self.packs_rows and (loss.per_sequence or loss.over_sequence)):
+            return False
+        return loss.kind in self.provides and not self.missing(loss)
 
     def require(self, choice: Choice) -> None:
         """Raise ConfigError, at the option that names the loss, unless this framework can run it."""

@@ -13,12 +13,13 @@ from composer_plugins.frameworks.prime_rl import PRIME_RL
 from composer_plugins.frameworks.skyrl import SKYRL
 from composer_plugins.frameworks.slime import SLIME
 from composer_plugins.frameworks.tinker import TINKER
+from composer_plugins.frameworks.torchtitan import TORCHTITAN
 from composer_plugins.frameworks.trl import TRL
 from composer_plugins.frameworks.verl import VERL
 from composer_plugins.losses.registry import PluginManager, Problem, get_plugin_manager, registered, warn_of
 from composer_plugins.losses.row import Loss
 
-OURS = (TRL, VERL, PRIME_RL, SKYRL, TINKER, NEMO_RL, SLIME, *OTHERS)
+OURS = (TRL, VERL, PRIME_RL, SKYRL, TINKER, NEMO_RL, SLIME, TORCHTITAN, *OTHERS)
 
 
 class Frameworks(NamedTuple):

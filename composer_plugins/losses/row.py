@@ -189,6 +189,7 @@ class Loss:
     advantage: str = ""  # policy: the advantage of its paper, where that does not divide by the deviation
     over_batch: bool = False  # a statistic of the whole batch, which changes when the batch is cut
     per_sequence: bool = False  # policy: one advantage per sequence; it averages those that differ by token
+    over_sequence: bool = False  # policy: the loss of a token depends on the others of its sequence
     # Whether the gradient is the derivative of the value, or that of a detached weight times log pi(y_t)
     # ("score"), or another one that is put in its place ("surrogate").
     gradient: Literal["derivative", "score", "surrogate"] = "derivative"

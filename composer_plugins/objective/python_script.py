@@ -47,9 +47,12 @@ def calls(tree: ast.Module, framework: Framework) -> Iterator[Call]:
     """Yield each call that makes the framework's config. `changes` has what happens to it afterwards."""
     values = constants(tree)
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or called(node) not in framework.config_classes:
+        made = config_class(node, framework)
+        if not isinstance(node, ast.Call) or not made:
             continue
         overrides, findings = list[str](), list[Finding]()
+        if framework.class_option:
+            overrides.append(f"{framework.class_option}={json.dumps(made.removesuffix('.Config'))}")
         for one in node.keywords:
             try:
                 value = literal(one.value, values)
@@ -59,6 +62,12 @@ def calls(tree: ast.Module, framework: Framework) -> Iterator[Call]:
                 why = f"{' '.join(ast.unparse(one.value).split())} is known at its run only"
                 findings.append(unknown(one.arg or f"**{ast.unparse(one.value)}", why))
         yield Call(node.lineno, tuple(overrides), tuple(findings))
+
+
+def config_class(node: ast.AST, framework: Framework) -> str:
+    """The class of the framework's config that a call makes; "" for any other node."""
+    name = f".{ast.unparse(node.func)}" if isinstance(node, ast.Call) else ""
+    return next((one for one in framework.config_classes if name.endswith(f".{one}")), "")
 
 
 def changes(tree: ast.Module, framework: Framework) -> Iterator[Finding]:

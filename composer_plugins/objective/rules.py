@@ -39,6 +39,21 @@ def denominator_of_another(choice: Choice, framework: Framework, mode: str, key:
     yield Finding("warning", key, problem, remedy)
 
 
+def sum_over_tokens(
+    choice: Choice, framework: Framework, mode: str, divisor: str, key: str
+) -> Iterator[Finding]:
+    """Yield a warning for a loss with another reduction than `mode`, where the framework itself divides.
+
+    `divisor` says what it divides the sum over tokens by. A dialect has no warning.
+    """
+    if choice.upstream or choice.mode in ("", mode):
+        return
+    verb = "names" if choice.is_import_path else "is published with"
+    problem = f"{choice.name!r} {verb} the reduction {choice.mode}, and {framework.title} divides the sum "
+    remedy = "expect longer completions to weigh more, or train in TRL or verl, which have that reduction"
+    yield Finding("warning", key, f"{problem}over tokens by {divisor}", remedy)
+
+
 def cut_sampling(value_of: Callable[[str], Any], above: str = "") -> Iterator[Finding]:
     """Yield a warning for each option that cuts the rollout policy's distribution.
 

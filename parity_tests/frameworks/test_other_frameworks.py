@@ -1,47 +1,25 @@
 """The snippets of docs/other_frameworks.md run, on stand-ins for what they import of each project."""
 
 import re
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from parity_tests.frameworks.snippets import ADVANTAGES, LOGPROBS, MASK, OLD, check_trains, stand_in
 from parity_tests.rigs.paths import ROOT
 
 PAGE = (ROOT / "docs/other_frameworks.md").read_text()
 SECTIONS = {section.split("\n")[0]: section for section in PAGE.split("\n## ")[1:]}
 SNIPPETS = {name: re.findall(r"```python\n(.*?)```", text, re.DOTALL) for name, text in SECTIONS.items()}
 
-MASK = torch.arange(4) < torch.tensor([[4], [2], [3]])
-LOGPROBS = torch.full((3, 4), -1.0)
-OLD = LOGPROBS - 0.1
-ADVANTAGES = torch.tensor([[1.0], [-1.0], [0.5]]).expand(3, 4)
-
-
-def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **names: Any) -> None:
-    """A module of this name, and its parents, in sys.modules."""
-    parts = name.split(".")
-    for length in range(1, len(parts) + 1):
-        parent = ".".join(parts[:length])
-        if parent not in sys.modules:
-            monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
-    vars(sys.modules[name]).update(names)
-
 
 def program(section: str) -> dict[str, Any]:
     """The names that the first snippet of a section defines."""
     exec(SNIPPETS[section][0], names := {})
     return names
-
-
-def check_trains(loss: Tensor, inputs: Tensor, mask: Tensor = MASK) -> None:
-    """The loss is a finite number whose gradient is 0 at masked tokens and nowhere else."""
-    (gradient,) = torch.autograd.grad(loss, inputs)
-    assert loss.dim() == 0 and loss.isfinite()
-    assert torch.equal(gradient != 0, mask.expand_as(gradient))
 
 
 def test_every_project_of_the_table_has_a_section_and_the_other_way_round() -> None:

@@ -308,6 +308,12 @@ def assert_alone(name: str, case: Case) -> None:
     assert torch.equal(kernel(name)(rewards, ids), torch.zeros_like(rewards))
 
 
+@claim("openrlhf_0_11_advantages")
+def test_dr_grpo_and_rloo_equal_openrlhf(case: Case) -> None:
+    """`dr_grpo@openrlhf` and `rloo@openrlhf`."""
+    assert_rewards_equal(f"{case['estimator']}@openrlhf", case, divided=False)
+
+
 @claim("openrlhf_advantages", is_alone)
 def test_a_group_of_one_is_nan_in_openrlhf_and_zero_here(case: Case) -> None:
     assert_alone("grpo@openrlhf", case)
@@ -379,3 +385,13 @@ def test_length_adaptive_gae_equals_nemo_rl(case: Case) -> None:
     targets = kernel("gae", gamma=gamma, lam=1.0, whiten=False)(rewards, values, mask) + values
     theirs = golden.tensor(case["returns"])
     assert_parity(torch.where(mask, targets, 0.0), theirs, **scale, what="returns")
+
+
+@claim("torchtitan_advantages")
+def test_advantages_equal_torchtitan(case: Case) -> None:
+    """`grpo@torchtitan` and `dr_grpo@torchtitan`, one group at a time."""
+    rewards = golden.tensor(case["rewards"])
+    name = "grpo@torchtitan" if case["should_std_normalize"] else "dr_grpo@torchtitan"
+    ours = kernel(name)(rewards, torch.zeros(len(rewards), dtype=torch.long))
+    magnitude = largest_term(rewards, torch.zeros_like(rewards), divided=case["should_std_normalize"])
+    assert_parity(ours, golden.tensor(case["advantages"]), terms=len(rewards), magnitude=magnitude)

@@ -107,7 +107,7 @@ def test_sppo_equals_trinity(case: Case) -> None:
     assert inputs["mask"][clipped & inputs["mask"]].all()
 
 
-@claim("roll_policy")
+@claim("roll_methods")
 def test_losses_equal_roll(case: Case) -> None:
     """kimi15 is dro; a topr whose scores are the advantages."""
     names = {"topr": "topr@roll", "kimi15": "dro@roll", "cispo": "cispo@roll"}
@@ -125,7 +125,7 @@ def test_luffy_equals_its_authors(case: Case) -> None:
 OFF = 1e9  # a bound that no token reaches
 
 
-@claim("ms_swift_policy")
+@claim("ms_swift_fipo")
 def test_fipo_equals_ms_swift(case: Case) -> None:
     given, params = case["kwargs"], {}
     if "delta" in given:

@@ -43,6 +43,7 @@ FRAMEWORKS = {
     "tinker_loss": {"tinker"},
     "slime_loss": {"slime", "miles"},
     "skyrl_loss": {"ray", "skyrl"},
+    "torchtitan_loss": {"torchtitan"},
     "trl_mixin": {"accelerate", "datasets", "deepspeed", "packaging", "peft", "safetensors", "transformers"}
     | {"tokenizers", "trl"},
     "verl_plugin": {"omegaconf", "ray", "tensordict", "transfer_queue", "transformers", "verl"}
@@ -54,6 +55,7 @@ CLAIMED = {
     "nemo_rl_claims": {"nemo_rl"},
     "slime_claims": {"slime"},
     "skyrl_claims": {"skyrl", "typing_extensions"},
+    "torchtitan_claims": {"torchtitan", f"{ADAPTERS}.torchtitan_loss"},
     "trl_claims": {"datasets", "tokenizers", "transformers", "trl"},
     "verl_claims": {"numpy", "tensordict", "verl", f"{ADAPTERS}.verl_plugin"},
     "prime_rl_claims": {"pydantic_core"},

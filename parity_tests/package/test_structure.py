@@ -94,8 +94,8 @@ def test_private_names_of_a_framework_stand_only_in_upstream_py() -> None:
     found = []
     for adapter in ADAPTERS:
         own, upstream = own_names(f"{adapter}/"), f"{adapter}/upstream.py"
-        named = (ROOT / upstream).read_text()
+        named = (ROOT / upstream).read_text() if upstream in TREES else ""  # it may need none
         for file, line, name, on_super in private_names(f"{adapter}/"):
             if file != upstream and (name not in named if on_super else name not in own):
                 found.append(f"{file}:{line}: {'super().' * on_super}{name} is not in {upstream}")
-    assert len(ADAPTERS) >= 7 and not found, "\n".join(found)
+    assert len(ADAPTERS) >= 8 and not found, "\n".join(found)

@@ -51,7 +51,7 @@ def completions(line: str, shell: str = "bash", path: Path = ROOT) -> list[str]:
         ("composer-plugins plot gspo --kind pol", ["policy"]),
         ("composer-plugins check grpo --kind adv", ["advantage"]),
         ("composer-plugins check grpo --only more_pad", ["more_padding_changes_nothing"]),
-        ("composer-plugins check grpo --as t", ["trl", "tinker", "torch"]),
+        ("composer-plugins check grpo --as t", ["trl", "tinker", "torchtitan", "torch"]),
         ("composer-plugins conform v", ["verl"]),
         ("composer-plugins list --needs ref_c", ["ref_chosen"]),
         ("composer-plugins list --framework p", ["prime-rl"]),

@@ -132,6 +132,16 @@ def skyrl_of_an_old_release(log_probs, old_log_probs, advantages, config, loss_m
     return ppo(log_probs, old_log_probs, advantages, loss_mask.bool()).loss.sum(), {}
 
 
+def torchtitan(token: Loss = ppo, reduce: Loss = lambda loss, tokens: loss.sum() / tokens) -> Loss:
+    def function(logits, labels, tokens, *, generator_logprobs, advantages, loss_mask):
+        logprobs = logits.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+        found = token(logprobs, generator_logprobs, advantages, loss_mask)
+        loss = reduce(getattr(found, "loss", found), tokens)
+        return loss, {"loss/mean": loss.detach()}
+
+    return function
+
+
 def tinker(token: Loss = ppo, reduce: Loss = lambda losses: torch.cat(losses).sum()) -> Loss:
     """A list of sequences."""
 
@@ -346,6 +356,7 @@ SOUND: dict[str, list[Loss]] = {
     "tinker": [tinker()],
     "nemo-rl": [nemo_rl(), ComposerLoss({"reference_policy_kl_penalty": 0.0})],
     "slime": [slime(), slime_loss],
+    "torchtitan": [torchtitan()],
     "torch": [
         functional,
         per_token(ppo),
@@ -439,6 +450,11 @@ PLANTED: dict[str, list[tuple[Loss, str, str]]] = {
         (slime(WITH["has_the_wrong_sign"]), SIGN, "and with its negative by"),
         (slime(result=lambda loss: loss), FIRST, "returned Tensor, and not (loss, metrics)"),
         (slime(result=lambda loss: (loss, {"loss": loss})), FIRST, "the metric 'loss' is of the shape"),
+    "torchtitan": [
+        (torchtitan(reduce=lambda loss, tokens: loss.mean()), CUT, "micro-batches of 4 rows"),
+        (torchtitan(unmasked), MASKED, "with other numbers at masked tokens of generator_logprobs"),
+        (torchtitan(detached), GRADIENT, "no gradient reaches"),
+        (torchtitan(reduce=lambda loss, tokens: loss), FIRST, "its loss has the shape"),
     ],
     "tinker": [
         (tinker(with_kl), DIVIDED, "in a batch of twice the size, the loss is"),

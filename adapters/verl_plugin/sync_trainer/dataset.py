@@ -90,7 +90,7 @@ class RowCheck:
         try:
             self._check(row, row.get(self.key), found)
         except DataError as error:
-            found["error"] = error.args
+            found["error"] = (error.key, error.problem, error.remedy)
         self.prompts.cache.clear()  # the token ids of a large data set would fill the memory
         return {"found": json.dumps(found)}
 

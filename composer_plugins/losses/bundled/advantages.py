@@ -47,6 +47,24 @@ r1_zero = partial(
     proof=GOLDEN + "test_advantages_equal_understand_r1_zero",
 )
 
+torchtitan = partial(
+    Dialect,
+    upstream="torchtitan",
+    source="torchtitan 0.3.0 experiments/rl/rollout/advantage.py AdvantageEstimator",
+    proof=GOLDEN + "test_advantages_equal_torchtitan",
+)
+
+
+def openrlhf(note: str) -> Dialect:
+    """An advantage_estimator of OpenRLHF without parameters of ours."""
+    return Dialect(
+        upstream="openrlhf",
+        source="OpenRLHF 0.11.2 openrlhf/trainer/ppo_utils/experience_maker.py",
+        proof=GOLDEN + "test_dr_grpo_and_rloo_equal_openrlhf",
+        note=note,
+    )
+
+
 OVER_GROUPS, WHITENED = "groups_have_no_influence_on_each_other", "normalised over the batch"
 
 
@@ -115,6 +133,9 @@ LOSSES = (
                 "default, "
                 "baseline and deviation are those of the other rewards, which no row here has",
             ),
+            torchtitan(
+                params={"ddof": 0, "eps": 1e-6}, note="should_std_normalize; the population deviation"
+            ),
         ),
     ),
     within_groups(
@@ -137,6 +158,8 @@ LOSSES = (
                 note="called grpo there, in float32; length_penalty is off by default",
             ),
             NEMO_RL(note="called grpo there, with normalize_rewards and use_leave_one_out_baseline off"),
+            torchtitan(note="its default, should_std_normalize=False"),
+            openrlhf("advantage_estimator dr_grpo; reinforce_baseline is the same, whitened over the batch"),
         ),
     ),
     within_groups(
@@ -159,6 +182,7 @@ LOSSES = (
                 "afterwards; with beta (0.05) the KL is taken off the reward before",
             ),
             NEMO_RL(note="called grpo there, with normalize_rewards off"),
+            openrlhf("advantage_estimator rloo; the KL is taken off the reward of each token"),
         ),
     ),
     within_groups(

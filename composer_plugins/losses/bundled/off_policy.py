@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from composer_plugins.losses.bundled.policy import OLD, ROLLOUT, policy, roll
+from composer_plugins.losses.bundled.policy import OLD, ROLL_METHODS, ROLLOUT, policy, roll
 from composer_plugins.losses.bundled.shared import CLIPS, LOG_RATIO_CLAMP, PPO_CLIPS
 from composer_plugins.losses.row import Dialect, Parameter
 
@@ -94,10 +94,10 @@ LOSSES = (
                 mode="token-mean",
             ),
             roll(
-                "_compute_topr_loss",
-                params={"level": "token"},
-                note="pg_variant topr; the score, and not the advantage, says whether a response is bad; "
+                "pg_variant topr; the score, and not the advantage, says whether a response is bad; "
                 "topr_positive_weight and topr_negative_weight are 1",
+                {"level": "token"},
+                proof=ROLL_METHODS,
             ),
         ),
         proof=TAPERED + "test_a_taper_is_what_a_loop_over_tokens_makes_of_it",

@@ -1,8 +1,8 @@
 """Policy losses. Defaults are those of the kernels."""
 
 import math
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from composer_plugins.losses.bundled.shared import (
     CLIPS,
@@ -19,7 +19,7 @@ from composer_plugins.losses.bundled.shared import (
     trl,
     verl,
 )
-from composer_plugins.losses.row import Dialect, Loss, Parameter, Unlikely
+from composer_plugins.losses.row import Dialect, Loss, Parameter, Unlikely, Value
 
 OLD = ("logprobs", "old_logprobs", "advantages", "mask")
 ROLLOUT = ("logprobs", "rollout_logprobs", "advantages", "mask")
@@ -45,6 +45,7 @@ VESPO = {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}
 ORACLE = "kernels/test_policy_oracle.py::test_loss_gradient_and_metrics_equal_loops"
 GOLDEN, GOLDEN_TRL = "golden/test_policy.py::", "golden/test_policy_trl.py::"
 TRAINERS = "golden/test_policy_trainers.py::"
+HOSTS = "golden/test_policy_hosts.py::"
 
 policy = partial(Loss, kind="policy")
 # Fields that many rows share. A row may override them. The ratio is to the old policy.
@@ -69,20 +70,54 @@ def vanilla(
     return verl("compute_policy_loss_vanilla", params=params, proof=proof, note=note, mode=mode)
 
 
+def torchtitan(note: str) -> Dialect:
+    """torchtitan's one clipped loss: its log ratio is clamped at 10 nats, and the mean is over tokens."""
+    return Dialect(
+        upstream="torchtitan",
+        params=PPO_CLIPS | {"log_ratio_clamp": 10.0},
+        source="torchtitan 0.3.0 experiments/rl/losses/dapo.py DAPOLoss",
+        proof=HOSTS + "test_grpo_and_dapo_equal_torchtitan",
+        note=note,
+        mode="token-mean",
+    )
+
+
+# ROLL's methods alone, without the reduction of their worker.
+ROLL_METHODS = "golden/test_policy_off_policy.py::test_losses_equal_roll"
+
+
+def roll(
+    note: str,
+    params: Mapping[str, Value],
+    worker: str = "ActorPGWorker",
+    proof: str = HOSTS + "test_losses_equal_roll",
+) -> Dialect:
+    """A loss of ROLL's workers with its default reduction."""
+    return Dialect(
+        upstream="roll",
+        params=params,
+        source=f"alibaba/ROLL roll/pipeline/rlvr/@8eb27cc {worker}.loss_func",
+        proof=proof,
+        note=note,
+        mode="seq-mean-token-mean",
+    )
+
+
+def ms_swift(note: str, mode: str, **params: Value) -> Dialect:
+    """A `loss_type` of ms-swift's GRPOTrainer with the defaults of its arguments."""
+    return Dialect(
+        upstream="ms-swift",
+        params=params,
+        source="ms-swift 4.6.0 swift/rlhf_trainers/grpo_trainer.py _compute_loss_and_metrics",
+        proof=HOSTS + "test_losses_equal_ms_swift",
+        note=note,
+        mode=mode,
+    )
+
+
 def grpo_trainer(note: str, **params: float) -> Dialect:
     """A `loss_type` of TRL's GRPOTrainer with the defaults of its config."""
     return trl(params=params, source=GRPO_LOSS, proof=GOLDEN_TRL + "test_policy_losses_equal_trl", note=note)
-
-
-def roll(function: str, **fields: Any) -> Dialect:
-    """A `pg_variant` of ROLL, by its method; `fields` are the other fields of Dialect."""
-    return Dialect(
-        upstream="roll",
-        source=f"alibaba/ROLL roll/pipeline/rlvr/actor_pg_worker.py@8eb27cc {function}",
-        proof="golden/test_policy_off_policy.py::test_losses_equal_roll",
-        mode="seq-mean-token-mean",
-        **fields,
-    )
 
 
 LOSSES = (
@@ -168,6 +203,22 @@ LOSSES = (
             slime(
                 "compute_policy_loss",
                 "every advantage_estimator without a loss of its own; eps_clip, eps_clip_high, eps_clip_c",
+            ),
+            torchtitan(
+                "GRPOLoss; clip_eps is both clips; the old policy is the generator's, and a token whose "
+                "generator log-probability is not finite is left out"
+            ),
+            roll(
+                "ActorWorker, or ActorPGWorker with pg_variant ppo; pg_clip is both clips, and with "
+                "use_pg_clip_range pg_clip_low, pg_clip_high; dual_clip_loss is dual_clip = 1 + 2 pg_clip; "
+                "its token-mean does not mask, and relies on advantages of 0",
+                PPO_CLIPS,
+                "ActorWorker",
+            ),
+            ms_swift(
+                "loss_type grpo (bnpo: the same with token-mean); epsilon, epsilon_high, delta are clip_low, "
+                "clip_high, ratio_cap; rows without an unmasked token count as sequences",
+                "seq-mean-token-mean",
                 **PPO_CLIPS,
             ),
         ),
@@ -182,6 +233,16 @@ LOSSES = (
             grpo_trainer(
                 "loss_type dapo, the default; epsilon_high is epsilon unless set, so no clip-higher; the "
                 "denominator is num_items_in_batch",
+                **PPO_CLIPS,
+            ),
+            torchtitan(
+                "DAPOLoss; ratio_clip_low, ratio_clip_high, which is 0.2 unless set (its recipe: 0.28); "
+                "otherwise as grpo@torchtitan"
+            ),
+            ms_swift(
+                "loss_type dapo; epsilon_high is epsilon unless set, so no clip-higher; the denominator is "
+                "num_items_in_batch of the whole gradient accumulation",
+                "token-mean",
                 **PPO_CLIPS,
             ),
         ),
@@ -199,6 +260,11 @@ LOSSES = (
                 mode="seq-mean-token-sum-norm",
             ),
             grpo_trainer("loss_type dr_grpo; the constant is max_completion_length", **PPO_CLIPS),
+            ms_swift(
+                "loss_type dr_grpo; the constant is max_completion_length, and every row is a sequence",
+                "seq-mean-token-sum-norm",
+                **PPO_CLIPS,
+            ),
             oat(
                 params=PPO_CLIPS,
                 source="sail-sg/oat oat/algorithms/ppo.py@c1a074c PPOLearner; "
@@ -243,6 +309,12 @@ LOSSES = (
                 "sequence_mean",
                 mode="token-mean",
             ),
+            ms_swift(
+                "loss_type sapo; tau_pos, tau_neg; rows without an unmasked token count as sequences",
+                "seq-mean-token-mean",
+                tau_pos=1.0,
+                tau_neg=1.05,
+            ),
         ),
     ),
     with_ratio(
@@ -278,10 +350,38 @@ LOSSES = (
                 "loss_type grpo with importance_sampling_level sequence; epsilon stays 0.2 unless set",
                 **PPO_CLIPS,
             ),
+            roll(
+                "ActorWorker with importance_sampling seq; pg_clip stays 0.2 unless set",
+                PPO_CLIPS,
+                "ActorWorker",
+                HOSTS + "test_gspo_equals_roll",
+            ),
+            ms_swift(
+                "loss_type grpo with importance_sampling_level sequence; epsilon stays 0.2 unless set",
+                "seq-mean-token-mean",
+                **PPO_CLIPS,
+            ),
+            Dialect(
+                upstream="openrlhf",
+                params=PPO_CLIPS,
+                source="OpenRLHF 0.11.2 openrlhf/models/loss.py PolicyLoss",
+                proof=HOSTS + "test_gspo_equals_openrlhf",
+                note="policy_loss_type gspo, always a mean over sequences; with is_correction_level the old "
+                "policy is the rollout's, and nothing else is corrected",
+            ),
+            Dialect(
+                upstream="areal",
+                params=PPO_CLIPS,
+                source="inclusionAI/AReaL areal/utils/functional/functional.py@4aef98d ppo_actor_loss_fn",
+                proof=HOSTS + "test_gspo_equals_areal",
+                note="importance_sampling_level sequence; eps_clip stays 0.2 unless set; a token mean",
+                mode="token-mean",
+            ),
         ),
     ),
     with_ratio(
         name="gspo_token",
+        over_sequence=True,
         gradient="surrogate",
         summary="GSPO's ratio with each token's own gradient",
         paper="arXiv 2507.18071",
@@ -302,6 +402,11 @@ LOSSES = (
                 note="policy_loss_type gspo; the clips stay PPO's unless set; loss_reduction is token_mean "
                 "unless set, and SkyRL then advises sequence_mean",
                 mode="token-mean",
+            ),
+            ms_swift(
+                "loss_type grpo with importance_sampling_level sequence_token; epsilon stays 0.2 unless set",
+                "seq-mean-token-mean",
+                **PPO_CLIPS,
             ),
         ),
     ),
@@ -390,10 +495,14 @@ LOSSES = (
                 clip_high=0.2 - 1,
             ),
             roll(
-                "_compute_cispo_loss",
-                params={"clip_low": 0.1, "clip_high": 0.1},
-                note="pg_variant cispo; cispo_epsilon_low, cispo_epsilon_high; cispo_use_unified_mask (off) "
-                "drops what PPO clips; pg_variant tis is clip_low=1, clip_high=0",
+                "pg_variant cispo; cispo_epsilon_low, cispo_epsilon_high; cispo_use_unified_mask has no row",
+                {"clip_low": 0.1, "clip_high": 0.1},
+            ),
+            ms_swift(
+                "loss_type cispo; epsilon_high is the cap itself, as in TRL, and the default of 0.2 makes "
+                "every weight at most 0.2; the denominator is num_items_in_batch",
+                "token-mean",
+                clip_high=0.2 - 1,
             ),
             skyrl(
                 "compute_policy_loss_cispo",
@@ -413,6 +522,7 @@ LOSSES = (
     ),
     with_ratio(
         name="vespo",
+        over_sequence=True,
         gradient="score",
         summary="REINFORCE with a gamma-shaped weight of the sequence's whole ratio",
         paper="arXiv 2602.10693",
@@ -447,10 +557,10 @@ LOSSES = (
         mode="token-mean",
         dialects=(
             roll(
-                "_compute_kimi15_loss",
-                params={"beta": 0.1},
-                note="pg_variant kimi15, which squares the log ratio of each token and not that of the "
+                "pg_variant kimi15, which squares the log ratio of each token and not that of the "
                 "response (kimi_k15); kimi15_tau is beta",
+                {"beta": 0.1},
+                proof=ROLL_METHODS,
             ),
         ),
         proof=GOLDEN + "test_dro_equals_verl",
@@ -460,7 +570,10 @@ LOSSES = (
         summary="the score function weighted by the advantage, without any ratio",
         paper="Williams 1992, doi 10.1007/BF00992696",
         mode="token-mean",
-        dialects=(nemo_rl(mode="token-mean", note="disable_ppo_ratio; the clips are not read"),),
+        dialects=(
+            nemo_rl(mode="token-mean", note="disable_ppo_ratio; the clips are not read"),
+            roll("pg_variant vanilla", {}),
+        ),
     ),
     without_ratio(
         name="rloo",

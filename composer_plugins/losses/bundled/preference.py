@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from composer_plugins.losses.bundled.shared import TINY, TRL_CLAIM, trl
 from composer_plugins.losses.row import Dialect, Loss, Parameter
@@ -67,6 +68,19 @@ kto_trainer = partial(
 
 F_NOTE = "f_divergence_type is `divergence`, f_alpha_divergence_coef `alpha`"
 
+
+def areal(note: str, **fields: Any) -> Dialect:
+    """A loss_type of AReaL's DPO with its default beta."""
+    return Dialect(
+        upstream="areal",
+        params={"beta": 0.1},
+        source="inclusionAI/AReaL areal/trainer/dpo/dpo_engine.py@4aef98d compute_dpo_loss",
+        proof="golden/test_preference_hosts.py::test_dpo_and_ipo_equal_areal",
+        note=note,
+        **fields,
+    )
+
+
 MARGIN_LOSSES = (
     with_reference(
         name="dpo",
@@ -82,6 +96,7 @@ MARGIN_LOSSES = (
                 proof=f"{GOLDEN}::test_dpo_equals_its_authors",
                 note="beta has no default; reference_free is a reference whose scores are 0",
             ),
+            areal("loss_type sigmoid, its default; in float32"),
         ),
     ),
     with_reference(
@@ -153,6 +168,7 @@ MARGIN_LOSSES = (
                 note="scores are sums; beta has no default; label_smoothing is ignored",
                 average=False,
             ),
+            areal("loss_type ipo; scores are averages over the completion; in float32", average=True),
         ),
     ),
     with_reference(

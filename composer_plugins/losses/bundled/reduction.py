@@ -21,6 +21,10 @@ from composer_plugins.losses.row import MAX, Dialect, Loss, Parameter
 
 REDUCED = ("token_loss", "mask")
 
+HOSTS = "golden/test_policy_hosts.py::"
+OPENRLHF = "OpenRLHF 0.11.2 openrlhf/models/loss.py PolicyLoss"
+AREAL = "inclusionAI/AReaL areal/utils/functional/functional.py@4aef98d apply_rejection_sampling"
+
 KL_TESTS = "kernels/test_kl.py::"
 TRL_RECORDED = "golden/test_policy_trl.py::test_policy_losses_equal_trl"
 KL_DEFINITION = KL_TESTS + "test_estimators_equal_the_definition"
@@ -216,6 +220,22 @@ CORRECTIONS = (
         },
         exceptions=NORMALISED,
         dialects=(
+            Dialect(
+                upstream="openrlhf",
+                params={"cap": 5.0, "floor": 0.5},
+                source=OPENRLHF,
+                proof=HOSTS + "test_corrections_equal_openrlhf",
+                note="is_correction_level token, is_correction_mode clip; is_correction_threshold is floor, "
+                "cap",
+            ),
+            Dialect(
+                upstream="areal",
+                params={"cap": 5.0},
+                source=AREAL,
+                proof=HOSTS + "test_decoupled_ppo_equals_areal",
+                note="rejection_sampling action clamp; upper, lower are cap, floor; level sequence is "
+                "geometric; in float32",
+            ),
             verl_weights(
                 params={"cap": 2.0, "log_ratio_clamp": 20.0},
                 source=VERL_WEIGHTS,
@@ -259,6 +279,14 @@ CORRECTIONS = (
         },
         exceptions=NORMALISED,
         dialects=(
+            Dialect(
+                upstream="areal",
+                params={"high": 5.0, "level": "token"},
+                source=AREAL,
+                proof=HOSTS + "test_decoupled_ppo_equals_areal",
+                note="rejection_sampling action mask with metric ratio; upper, lower are high, low; level "
+                "sequence is geometric; a rejected token stays in the denominator; in float32",
+            ),
             trl_weights(
                 params={"high": 3.0, "level": "sequence"},
                 note="vllm_importance_sampling_mode sequence_mask, the default with vLLM (level token: "
@@ -277,6 +305,15 @@ CORRECTIONS = (
         },
         exceptions=NORMALISED,
         dialects=(
+            Dialect(
+                upstream="openrlhf",
+                params={"low": 0.5, "high": 5.0},
+                source=OPENRLHF,
+                proof=HOSTS + "test_corrections_equal_openrlhf",
+                note="is_correction_level token, is_correction_mode mask, its default; "
+                "is_correction_threshold is low, high; the level seq and the gates binary_kl and tv have "
+                "no row",
+            ),
             verl_weights(
                 params={"low": 0.5, "high": 5.0, "log_ratio_clamp": 20.0},
                 source=f"{VERL_WEIGHTS}; trainer/config/algorithm.py decoupled_token_icepop",

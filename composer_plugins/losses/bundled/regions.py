@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from composer_plugins.losses.bundled.policy import OLD, ORACLE, ROLLOUT, policy
+from composer_plugins.losses.bundled.policy import OLD, ORACLE, ROLLOUT, ms_swift, policy, roll
 from composer_plugins.losses.bundled.shared import (
     CLIPS,
     LOG_RATIO_CLAMP,
@@ -17,7 +17,7 @@ from composer_plugins.losses.bundled.shared import (
     trl,
     verl,
 )
-from composer_plugins.losses.row import Dialect, Parameter
+from composer_plugins.losses.row import MAX, Dialect, Parameter
 
 TOP_K = (*ROLLOUT, "topk_logprobs", "rollout_topk_logprobs")
 SUPPORT = (*ROLLOUT, "support_logprobs", "rollout_support_logprobs")
@@ -273,11 +273,17 @@ LOSSES = (
                 note="policy_loss_type rollout_is; eps_clip_low, eps_clip_high are 1 - token_low, "
                 "token_high - 1; a ratio equal to a bound is dropped",
             ),
+            roll(
+                "pg_variant tis; tis_upper_bound is ratio_cap (a ratio is never below its lower bound, 0); "
+                "the rollout policy is its old one; no token is dropped",
+                {"token_low": 0.0, "token_high": MAX, "ratio_cap": 1.0},
+            ),
         ),
         proof=f"{PRIME}::test_losses_equal_prime_rl",
     ),
     policy(
         name="opsm",
+        over_sequence=True,
         summary="GRPO without sequences of A < 0 that have drifted off-policy",
         paper="arXiv 2512.02556",
         needs=("logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"),
@@ -302,6 +308,14 @@ LOSSES = (
                 "use_opsm, with opsm_delta, 1e-4, as the threshold; the drift is that from the old policy",
                 threshold=1e-4,
                 **PPO_CLIPS,
+            ),
+            ms_swift(
+                "off_policy_sequence_mask_delta, off by default; the drift is from the rollout's "
+                "log-probabilities where there are any; loss_type decides the denominator",
+                "seq-mean-token-mean",
+                threshold=0.5,
+                clip_low=0.2,
+                clip_high=0.2,
             ),
         ),
         proof="kernels/test_regions.py::test_opsm_drops_a_bad_sequence_that_has_drifted_and_nothing_else",
@@ -410,6 +424,7 @@ LOSSES = (
     ),
     distillation(
         name="iw_opd",
+        over_sequence=True,
         summary="on-policy distillation that weighs early disagreement more",
         paper="arXiv 2606.22600",
         parameters={

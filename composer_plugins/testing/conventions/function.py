@@ -173,6 +173,7 @@ class OneNumber(Setting):
 
     def allowed(self, wanted: Tensor, dtype: torch.dtype) -> float:
         """The difference that rounding explains: of a sum over a small batch, whose terms may cancel."""
+        dtype = self.convention.precision or dtype
         magnitude = 10 * max(1.0, float(wanted.abs().max())) if dtype is torch.float32 else MAGNITUDE
         return tolerance(dtype, TERMS, magnitude)
 

@@ -1,0 +1,1 @@
+"""torchtitan's RL trainer with losses of the catalogue. The class is in `loss`, which imports torchtitan."""

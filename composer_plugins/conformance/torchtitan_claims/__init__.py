@@ -1,0 +1,1 @@
+"""The claims about torchtitan's losses of RL."""
