@@ -450,6 +450,7 @@ PLANTED: dict[str, list[tuple[Loss, str, str]]] = {
         (slime(WITH["has_the_wrong_sign"]), SIGN, "and with its negative by"),
         (slime(result=lambda loss: loss), FIRST, "returned Tensor, and not (loss, metrics)"),
         (slime(result=lambda loss: (loss, {"loss": loss})), FIRST, "the metric 'loss' is of the shape"),
+    ],
     "torchtitan": [
         (torchtitan(reduce=lambda loss, tokens: loss.mean()), CUT, "micro-batches of 4 rows"),
         (torchtitan(unmasked), MASKED, "with other numbers at masked tokens of generator_logprobs"),
