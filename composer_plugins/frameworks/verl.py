@@ -72,9 +72,9 @@ NOT_SUPPLIED = {
         f"set {Key.ESTIMATOR}=optimal_token_baseline (with tools tir_optimal_token_baseline) and "
         f"{Key.ACTOR}.calculate_sum_pi_squared=True",
     ),
-# Divergences that are another loss on the teacher's largest entries and one for the rest, which is all that verl's
-# processes send to each other.
-# sent between verl's processes.
+}
+# Divergences that are another loss on the teacher's largest entries and one for the rest, which is all that
+# verl's processes send to each other.
 OF_THE_WHOLE_VOCABULARY = {"uld": "it compares the largest probabilities of each side, of whichever tokens"}
 CORRECTED = "verl corrects for the rollout engine itself, by algorithm.rollout_correction"
 # Options of `algorithm.composer` that verl cannot provide, and the reason.
