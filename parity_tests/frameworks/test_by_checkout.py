@@ -207,3 +207,9 @@ def test_both_are_known_to_every_command() -> None:
     for name in ("nemo-rl", "slime"):
         assert surface(name).release()
         assert frameworks()[name].convention and frameworks()[name].claims
+
+
+@pytest.mark.parametrize("kind", ["distillation", "dpo", "sft", "rm", "ppo"])
+def test_another_training_of_nemo_rl_is_not_taken_for_grpo(kind: str) -> None:
+    found = resolve("nemo-rl", {kind: {"seed": 1}, "loss_fn": {"kl_type": "mixed"}, "policy": {}})
+    assert found.required().no_policy and not found.findings and not found.unread
