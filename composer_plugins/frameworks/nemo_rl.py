@@ -61,7 +61,7 @@ LOSSES = (
     _correction("tis@nemo-rl", None, "sequence"),
     _correction("tis@nemo-rl", "tis", "sequence"),
     _correction("mis", "icepop", "sequence"),
-    # With both, its default, the deviation leaves the sample out too, which no row does.
+    _advantage("grpo_leave_one_out@nemo-rl", True, True),
     _advantage("grpo@nemo-rl", True, False),
     _advantage("rloo@nemo-rl", False, True),
     _advantage("dr_grpo@nemo-rl", False, False),
