@@ -171,6 +171,8 @@ class Framework:
     packs_rows: bool = False
     # Keys at the top of its configs that no config of another framework has.
     marks: tuple[str, ...] = ()
+    # Keys at the top of a config that trains no policy loss of the table, with the reason: "it is DPO".
+    trains_otherwise: Mapping[str, str] = field(default_factory=dict)
     # Keys that bear on the loss and that an Objective has no field for, with the values that change nothing;
     # and keys without a bearing on the loss. Each stands for everything below it.
     not_carried: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)

@@ -61,7 +61,7 @@ LOSSES = (
     _correction("tis@nemo-rl", None, "sequence"),
     _correction("tis@nemo-rl", "tis", "sequence"),
     _correction("mis", "icepop", "sequence"),
-    # With both, its default, the deviation leaves the sample out too, which no row does.
+    _advantage("grpo_leave_one_out@nemo-rl", True, True),
     _advantage("grpo@nemo-rl", True, False),
     _advantage("rloo@nemo-rl", False, True),
     _advantage("dr_grpo@nemo-rl", False, False),
@@ -178,6 +178,14 @@ NEMO_RL = Framework(
     not_carried=NOT_CARRIED,
     no_bearing=keys_in(NO_BEARING),
     marks=(LOSS,),
+    trains_otherwise={
+        "distillation": "it distils, and has no policy loss",
+        "dpo": "it trains on pairs, by DPO",
+        "sft": "it is supervised training",
+        "rm": "it trains a reward model",
+        "ppo": "it is NeMo-RL's PPO, which has options of its own below ppo",
+        "teachers": "it distils between tokenizers, and has no policy loss",
+    },
     inherits="defaults",
     programs=("*.run_grpo",),
     install="git clone https://github.com/NVIDIA-NeMo/RL and add --source RL; no pip install is needed",

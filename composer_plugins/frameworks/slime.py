@@ -198,7 +198,7 @@ SLIME = Framework(
     path="composer_plugins.adapters.slime_loss:loss_fn",
     release="624b824",
     losses=LOSSES,
-    denominators={"rollouts": "seq-mean-token-mean", "tokens": "token-mean"},
+    denominators={"false": "seq-mean-token-mean", "true": "token-mean"},  # of calculate_per_token_loss
     options=OPTIONS,
     provides={
         "policy": frozenset(

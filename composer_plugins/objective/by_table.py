@@ -14,7 +14,7 @@ from composer_plugins.losses.choosing import Choice, choose, find_one
 from composer_plugins.losses.row import REQUIRED, Kind
 from composer_plugins.objective.files import inheriting
 from composer_plugins.objective.keys import COUNT, NUMBER, POSITIVE, WEIGHT, not_carried, not_understood
-from composer_plugins.objective.objective import KL, MISSING, Objective, behaviours
+from composer_plugins.objective.objective import KL, MISSING, Objective, behaviours, without_policy
 from composer_plugins.objective.options import given_options, only_with, parameters_set, without_effect
 from composer_plugins.objective.rules import denominator_of_another
 
@@ -44,6 +44,8 @@ class ByTable:
         Raises ConfigError for a loss, a denominator or a value that the framework does not have, and for an
         option that its loss does not read.
         """
+        if why := next((why for key, why in self.framework.trains_otherwise.items() if key in table), ""):
+            return without_policy(why), []
         policy, keys = self.policy(table)
         objective = self.objective(table, policy)
         found = [*without_effect(self.framework, "policy", self.given(table)), *unlikely(policy, keys)]
@@ -54,7 +56,11 @@ class ByTable:
 
     def unread(self, table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:
         """The keys that are not understood."""
-        return not_understood(table, self.KNOWN)
+        return not_understood(table, {*self.KNOWN, *self._otherwise(table)})
+
+    def _otherwise(self, table: Mapping[str, Any]) -> set[str]:
+        """The keys of a config that trains no policy loss of the table: none bears on one."""
+        return {*table} if self.framework.trains_otherwise.keys() & table.keys() else set()
 
     def not_known(self, key: str, table: Mapping[str, Any]) -> Finding:
         """What the doctor says of a key that is not understood."""

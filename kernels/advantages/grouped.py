@@ -21,7 +21,7 @@ from composer_plugins.kernels.masking import at_least_float32
 from composer_plugins.kernels.presets import preset
 from composer_plugins.kernels.types import GroupIds, Lengths, Rewards, RowMask
 
-__all__ = ["dr_grpo", "gpg", "grpo", "maxrl", "opo", "pass_at_k", "rloo"]
+__all__ = ["dr_grpo", "gpg", "grpo", "grpo_leave_one_out", "maxrl", "opo", "pass_at_k", "rloo"]
 
 
 def grpo(
@@ -85,6 +85,32 @@ def rloo(
     group = deviations(rewards, grouped(group_ids, mask, num_groups))
     left_out = group.flattened() * group.pools.rows(group.size / (group.size - 1).clamp(min=1))
     return with_singletons(left_out, group, rewards, singleton)
+
+
+def grpo_leave_one_out(
+    rewards: Rewards,
+    group_ids: GroupIds,
+    mask: RowMask | None = None,
+    *,
+    eps: float = 1e-6,
+    num_groups: int | None = None,
+) -> Rewards:
+    """GRPO whose mean and standard deviation leave the rollout itself out: NeMo-RL's default.
+
+        A_i = (R_i - m_i) / (s_i + eps),   m_i, s_i: mean and sample deviation of the group's other rewards
+
+    Where the other rewards are all equal, or there is one, A_i = R_i - m_i. A group of one row gets 0.
+    Departs from NeMo-RL: (1) a deviation that is only rounding counts as none; there it divides.
+    Source: NVIDIA-NeMo/RL nemo_rl/algorithms/advantage_estimator.py@7ea279a GRPOAdvantageEstimator with
+    normalize_rewards and use_leave_one_out_baseline.
+    """
+    group = deviations(rewards, grouped(group_ids, mask, num_groups))
+    own, n, squares = group.flattened(), group.sizes(), group.pools.rows(group.squares)
+    left_out = own * n / (n - 1).clamp(min=1)  # R_i - m_i
+    of_others = squares - own * left_out  # the squares of the others around their own mean
+    std = (of_others.clamp(min=0) / (n - 2).clamp(min=1)).sqrt()
+    is_rounding = of_others <= 4 * torch.finfo(squares.dtype).eps * n * squares
+    return group.pools.keep(torch.where(is_rounding | (n <= 2), left_out, left_out / (std + eps)))
 
 
 def maxrl(

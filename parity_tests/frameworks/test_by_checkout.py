@@ -152,7 +152,7 @@ def test_defaults_and_interpolations_of_nemo_rl_are_read(tmp_path: Path) -> None
     facts = read_table(merged([tmp_path / "over.yaml"], [])).facts()
     assert facts["policy.dual_clip"] is None and facts["KL.weight"] == 0.01
     facts = read_table(merged([tmp_path / "child.yaml"], ["grpo.normalize_rewards=true"])).facts()
-    assert facts["advantage"] == "not one of the catalogue's"
+    assert facts["advantage"] == "grpo_leave_one_out"
     (tmp_path / "child.yaml").write_text("defaults: child.yaml\n")
     with pytest.raises(ValueError, match="lead back to it"):
         merged([tmp_path / "child.yaml"], [])
@@ -163,9 +163,10 @@ def read_table(table: dict[str, Any]) -> Objective:
     return resolve("nemo-rl", table).required()
 
 
-def test_the_default_advantage_of_nemo_rl_is_named_where_it_is_not_carried() -> None:
-    (remark,) = read("nemo-rl").remarks
-    assert "no advantage of the catalogue" in remark and "use_leave_one_out_baseline = True" in remark
+def test_an_advantage_that_no_row_is_is_named() -> None:
+    table = {"loss_fn": {}, "grpo": {"adv_estimator": {"name": "gdpo"}}}
+    (remark,) = read_table(table).remarks
+    assert "no advantage of the catalogue" in remark and "'gdpo'" in remark
 
 
 @pytest.mark.parametrize(
@@ -207,3 +208,9 @@ def test_both_are_known_to_every_command() -> None:
     for name in ("nemo-rl", "slime"):
         assert surface(name).release()
         assert frameworks()[name].convention and frameworks()[name].claims
+
+
+@pytest.mark.parametrize("kind", ["distillation", "dpo", "sft", "rm", "ppo"])
+def test_another_training_of_nemo_rl_is_not_taken_for_grpo(kind: str) -> None:
+    found = resolve("nemo-rl", {kind: {"seed": 1}, "loss_fn": {"kl_type": "mixed"}, "policy": {}})
+    assert found.required().no_policy and not found.findings and not found.unread

@@ -16,6 +16,7 @@ from composer_plugins.kernels.advantages import (
     gdpo,
     gpg,
     grpo,
+    grpo_leave_one_out,
     maxrl,
     opo,
     pass_at_k,
@@ -96,6 +97,15 @@ def against_the_others(r: float, xs: list[float]) -> float:
     return r - (math.fsum(xs) - r) / (len(xs) - 1)
 
 
+def left_out(r: float, xs: list[float]) -> float:
+    others = sorted(xs)
+    others.remove(r)
+    if not others:
+        return 0.0
+    deviation = std(others, 1) if len(others) > 1 else 0.0
+    return (r - mean(others)) / (deviation + 1e-6 if deviation > 1e-9 else 1.0)
+
+
 ORACLES: dict[str, tuple[Estimator, Callable[..., float] | None]] = {
     "grpo": (grpo, lambda r, xs, _: scaled(xs, r, std(xs, 1), 1e-6)),
     "grpo-ddof0": (partial(grpo, ddof=0, eps=1e-4), lambda r, xs, _: scaled(xs, r, std(xs, 0), 1e-4)),
@@ -105,6 +115,7 @@ ORACLES: dict[str, tuple[Estimator, Callable[..., float] | None]] = {
         lambda r, xs, _: scaled(xs, r, std(xs, 1), 1e-6) if len(xs) > 1 else r / (1 + 1e-6),
     ),
     "dr_grpo": (dr_grpo, lambda r, xs, _: r - mean(xs)),
+    "grpo_leave_one_out": (grpo_leave_one_out, lambda r, xs, _: left_out(r, xs)),
     "rloo": (rloo, lambda r, xs, _: against_the_others(r, xs) if len(xs) > 1 else 0.0),
     "rloo-raw": (
         partial(rloo, singleton="raw"),
@@ -180,7 +191,17 @@ def test_large_offset_does_not_swallow_advantages(dtype: torch.dtype, offset: fl
         assert_parity(ours, estimator(base, ids), terms=5, dtype=dtype, magnitude=2.0)
 
 
-OWN_GROUP = [grpo, partial(grpo, scale="none"), dr_grpo, rloo, maxrl, opo_of_equal_lengths, gpg, pass_at_k]
+OWN_GROUP = [
+    grpo,
+    partial(grpo, scale="none"),
+    dr_grpo,
+    rloo,
+    grpo_leave_one_out,
+    maxrl,
+    opo_of_equal_lengths,
+    gpg,
+    pass_at_k,
+]
 WHOLE_BATCH = [gdpo_of_one, whitened, partial(grpo, scale="batch")]
 
 

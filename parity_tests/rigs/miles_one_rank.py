@@ -1,7 +1,7 @@
 """Miles' dispatcher on one rank, with its own losses and with ours.
 
-`python -m parity_tests.rigs.miles_one_rank DIR` prints the largest difference of value and gradient of each
-loss of slime's table that Miles has. Megatron's cross-entropy, which Miles calls, is a log-softmax here.
+`python -m parity_tests.rigs.miles_one_rank DIR` prints, for each loss of slime's table that Miles has, the
+largest difference of value and gradient. Megatron's cross-entropy, which Miles calls, is a log-softmax here.
 Packages without a part in a loss are empty modules.
 """
 

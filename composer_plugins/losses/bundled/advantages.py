@@ -130,8 +130,7 @@ LOSSES = (
             NEMO_RL(
                 params={"ddof": 1, "eps": 1e-6},
                 note="normalize_rewards (on by default) without use_leave_one_out_baseline; with it, its "
-                "default, "
-                "baseline and deviation are those of the other rewards, which no row here has",
+                "default, it is grpo_leave_one_out",
             ),
             torchtitan(
                 params={"ddof": 0, "eps": 1e-6}, note="should_std_normalize; the population deviation"
@@ -183,6 +182,18 @@ LOSSES = (
             ),
             NEMO_RL(note="called grpo there, with normalize_rewards off"),
             openrlhf("advantage_estimator rloo; the KL is taken off the reward of each token"),
+        ),
+    ),
+    within_groups(
+        name="grpo_leave_one_out",
+        summary="GRPO whose mean and standard deviation are those of the other rewards of the group",
+        paper="no paper: NVIDIA-NeMo/RL",
+        parameters={"eps": EPS},
+        dialects=(
+            NEMO_RL(
+                params={"eps": 1e-6},
+                note="adv_estimator grpo with normalize_rewards and use_leave_one_out_baseline, its default",
+            ),
         ),
     ),
     within_groups(
