@@ -73,8 +73,8 @@ NOT_SUPPLIED = {
         f"{Key.ACTOR}.calculate_sum_pi_squared=True",
     ),
 }
-# Divergences that are another loss on the teacher's largest entries and one for the rest, which is all that is
-# sent between verl's processes.
+# Divergences that are another loss on the teacher's largest entries and one for the rest: no more is sent
+# between verl's processes.
 OF_THE_WHOLE_VOCABULARY = {"uld": "it compares the largest probabilities of each side, of whichever tokens"}
 CORRECTED = "verl corrects for the rollout engine itself, by algorithm.rollout_correction"
 # Options of `algorithm.composer` that verl cannot provide, and the reason.
