@@ -167,6 +167,8 @@ class Framework:
     provides: Mapping[Kind, frozenset[str]] = field(default_factory=dict)
     # By kind, why a statistic of the whole batch is not available: "TRL cuts the batch into micro-batches".
     partial_batch: Mapping[Kind, str] = field(default_factory=dict)
+    # By kind and name, losses that would be another loss on the inputs as this framework has them, and why.
+    refuses: Mapping[tuple[Kind, str], str] = field(default_factory=dict)
     # Keys at the top of its configs that no config of another framework has.
     marks: tuple[str, ...] = ()
     # Keys that bear on the loss and that an Objective has no field for, with the values that change nothing;
@@ -196,7 +198,9 @@ class Framework:
 
     def runs(self, loss: Loss) -> bool:
         """Whether this framework has every input of `loss`, and the whole batch if the loss needs it."""
-        return loss.kind in self.provides and not self.missing(loss) and not loss.over_batch
+        if loss.kind not in self.provides or (loss.kind, loss.name) in self.refuses:
+            return False
+        return not self.missing(loss) and not loss.over_batch
 
     def require(self, choice: Choice) -> None:
         """Raise ConfigError, at the option that names the loss, unless this framework can run it."""
@@ -209,6 +213,8 @@ class Framework:
                 f"{choice.name!r}{' with normalise' * bool(over_weights)} is a statistic of the whole batch"
             )
             raise ConfigError(choice.option, f"{what}, and {why}", remedy)
+        if why := self.refuses.get((loss.kind, loss.name)):
+            raise ConfigError(choice.option, f"{choice.name!r} {why}", remedy)
         if missing := self.missing(loss):
             available = ", ".join(sorted(self.provides.get(loss.kind, frozenset()))) or "none"
             problem = f"{choice.name!r} needs {', '.join(missing)}, which {self.name} does not provide"
