@@ -381,12 +381,6 @@ def _check_hint(found: Channels) -> None:
         remedy = "set base (the reference policy) or live (the policy itself)"
         raise ConfigError("hint_teacher", problem, remedy)
     if found.compares_distributions:
-        if why := verl.OF_THE_WHOLE_VOCABULARY.get(hint.loss.name):
-            problem = (
-                f"{hint.name!r} needs the whole vocabulary: {why}, and only the teacher's largest entries "
-            )
-            remedy = "choose another, jsd for example, or run it in TRL"
-            raise ConfigError("hint_divergence", problem + "are sent between processes", remedy)
         if config.hint_top_k is None:
             problem = f"it is not set, and {hint.name!r} compares distributions, of which only the teacher's "
             problem += "largest entries are sent between processes"

@@ -37,6 +37,8 @@ GIVEN: dict[str, Any] = {
     "rewards": [1.0, 0.0, 0.2, 0.7, 0.7, 0.4],
     "lengths": [5.0, 9.0, 4.0, 7.0, 3.0, 6.0],
     "baselines": [0.5, 0.3],
+    "reference_rewards": [[1.0, 0.0], [0.0, 0.0], [0.2, 0.4], [0.7, 0.7], [1.0, 0.4], [0.0, 0.4]],
+    "sum_pi_squared": [[0.5, 0.3, 0.2], [0.91, 0.65, 0.2]],
     "chosen": [-4.0, -2.5, -6.0],
     "rejected": [-5.0, -2.0, -6.5],
     "ref_chosen": [-4.5, -2.2, -5.0],
@@ -63,6 +65,8 @@ def _tensor(need: str, loss: Loss) -> Any:
         return torch.ones(len(GIVEN["rewards"]), dtype=torch.bool)
     if need == "group_ids" and loss.kind == "aggregation":
         return torch.tensor([0, 1])
+    if need == "group_ids" and "token_rewards" in loss.needs:
+        return torch.tensor([0, 0])
     if need in GIVEN:
         values = torch.tensor(GIVEN[need])
         return values.double() if values.dtype.is_floating_point else values

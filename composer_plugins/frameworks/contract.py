@@ -169,6 +169,8 @@ class Framework:
     partial_batch: Mapping[Kind, str] = field(default_factory=dict)
     # Whether a row of its batch holds several sequences, and a loss is not told where each begins.
     packs_rows: bool = False
+    # By kind and name, losses that would be another loss on the inputs as this framework has them, and why.
+    refuses: Mapping[tuple[Kind, str], str] = field(default_factory=dict)
     # Keys at the top of its configs that no config of another framework has.
     marks: tuple[str, ...] = ()
     # Keys at the top of a config that trains no policy loss of the table, with the reason: "it is DPO".
@@ -207,7 +209,9 @@ class Framework:
         """Whether this framework has every input of `loss`, and the whole batch or row if it needs that."""
         if loss.over_batch or (self.packs_rows and (loss.per_sequence or loss.over_sequence)):
             return False
-        return loss.kind in self.provides and not self.missing(loss)
+        if loss.kind not in self.provides or (loss.kind, loss.name) in self.refuses:
+            return False
+        return not self.missing(loss)
 
     def require(self, choice: Choice) -> None:
         """Raise ConfigError, at the option that names the loss, unless this framework can run it."""
@@ -220,6 +224,8 @@ class Framework:
                 f"{choice.name!r}{' with normalise' * bool(over_weights)} is a statistic of the whole batch"
             )
             raise ConfigError(choice.option, f"{what}, and {why}", remedy)
+        if why := self.refuses.get((loss.kind, loss.name)):
+            raise ConfigError(choice.option, f"{choice.name!r} {why}", remedy)
         if missing := self.missing(loss):
             available = ", ".join(sorted(self.provides.get(loss.kind, frozenset()))) or "none"
             problem = f"{choice.name!r} needs {', '.join(missing)}, which {self.name} does not provide"

@@ -73,9 +73,6 @@ NOT_SUPPLIED = {
         f"{Key.ACTOR}.calculate_sum_pi_squared=True",
     ),
 }
-# Divergences that are another loss on the teacher's largest entries and one for the rest, which is all that
-# verl's processes send to each other.
-OF_THE_WHOLE_VOCABULARY = {"uld": "it compares the largest probabilities of each side, of whichever tokens"}
 CORRECTED = "verl corrects for the rollout engine itself, by algorithm.rollout_correction"
 # Options of `algorithm.composer` that verl cannot provide, and the reason.
 NOT_AVAILABLE = {
@@ -417,6 +414,10 @@ VERL = Framework(
     options=OPTIONS,
     tables=TABLES,
     names=NAMES,
+    refuses={
+        ("divergence", "uld"): "compares the largest probabilities of the whole vocabulary, and verl's "
+        "processes send each other the teacher's largest entries only"
+    },
     provides={
         # verl's old_log_prob is given as the rollout policy's too, as verl's own DPPO is
         "policy": frozenset({"logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"}),

@@ -258,6 +258,7 @@ def test_an_estimator_of_a_divergence_without_one_is_an_error_at_the_key_that_wa
 ACME = Framework(
     name="acme", title="Acme",
     partial_batch={"policy": "Acme cuts it", "correction": "Acme cuts it"},
+    refuses={("policy", "dro"): "is another loss in Acme"},
     provides={
         "policy": frozenset({"logprobs", "old_logprobs", "advantages", "mask", "generator"}),
         "correction": frozenset({"old_logprobs", "rollout_logprobs", "mask"}),
@@ -269,6 +270,7 @@ ACME = Framework(
     ("kind", "name", "params", "problem"),
     [
         ("policy", "dppo_tv", {}, "'dppo_tv' needs rollout_logprobs, which acme does not provide (inputs"),
+        ("policy", "dro", {"beta": 1.0}, "'dro' is another loss in Acme"),
         ("policy", "clip_cov", {}, "'clip_cov' is a statistic of the whole batch, and Acme cuts it"),
         ("correction", "tis", {"normalise": True}, "'tis' with normalise is a statistic of the whole batch"),
         ("divergence", "jsd", {}, "'jsd' needs student_logits, teacher_logits, mask, which acme does not "
@@ -279,7 +281,7 @@ def test_a_framework_refuses_a_loss_that_it_cannot_run(
     kind: Any, name: str, params: dict[str, Any], problem: str
 ) -> None:
     choice = choose(kind, name, params, option="the_option")
-    assert ACME.runs(choice.loss) == bool(params)  # tis, without normalise
+    assert ACME.runs(choice.loss) == ("normalise" in params)  # tis, without normalise
     with pytest.raises(ConfigError) as refused:
         ACME.require(choice)
     listed = f"composer-plugins list --framework acme --kind {kind} shows those that run here"

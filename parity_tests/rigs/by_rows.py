@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 
 from composer_plugins.kernels.divergences import jsd
-from composer_plugins.kernels.preference import dpo, simpo
+from composer_plugins.kernels.preference import cal_dpo, dpo, simper, simpo
 from parity_tests.rigs import tiny
+
+WITHOUT_REFERENCE: dict[str, Any] = {"simpo": simpo, "simper": simper}  # of averages over tokens
+WITH_REFERENCE: dict[str, Any] = {"dpo": dpo, "cal_dpo": cal_dpo}  # of sums, with beta 0.3
 
 
 def _unpadded(inputs: dict[str, Any], row: int, name: str) -> Tensor:
@@ -76,12 +79,12 @@ def replay(made: Any, base: Any, loss: str) -> tuple[Tensor, dict[str, float]]:
             answers = row["chosen"][pick], row["rejected"][pick]
             temperature = made.args.replay_temperature
             mine = [_score(made.model, row["prompt"], one, temperature) for one in answers]
-            if loss == "simpo":
-                pair = simpo(*(score.mean()[None] for score in mine))
+            if loss in WITHOUT_REFERENCE:
+                pair = WITHOUT_REFERENCE[loss](*(score.mean()[None] for score in mine))
             else:
                 with torch.no_grad():
                     ref = [_score(base, row["prompt"], one, temperature).sum()[None] for one in answers]
-                pair = dpo(*(score.sum()[None] for score in mine), *ref, beta=0.3)
+                pair = WITH_REFERENCE[loss](*(score.sum()[None] for score in mine), *ref, beta=0.3)
             total = total + row["n_teachers_agreeing"][pick] * pair.loss[0]
             for name, metric in pair.metrics.items():
                 metrics[name].append(float(metric.value[0]))

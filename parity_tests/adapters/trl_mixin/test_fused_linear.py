@@ -49,6 +49,9 @@ LOSSES: dict[str, dict[str, Any]] = {
     "taid": {"hint_divergence": "taid", "hint_params": {"t": 0.5}},
     "entropy_gated_kl": {"hint_divergence": "entropy_gated_kl", "hint_params": {"min_entropy": 0.5}},
     "adaptive_kl": {"hint_divergence": "adaptive_kl"},
+    "alpha_beta": {"hint_divergence": "alpha_beta", "hint_params": {"alpha": 0.3, "beta": 0.6}},
+    "todi": {"hint_divergence": "todi"},
+    "uld": {"hint_divergence": "uld"},
 }
 # Sums of at most a few hundred terms in float64, in another order.
 FLOAT64, FLOAT32 = 1e-12, 1e-5

@@ -16,12 +16,13 @@ REPLAY_ONLY = {"policy_weight": 0.0, "replay_weight": 1.0, "dtype": torch.float6
 
 
 @pytest.mark.parametrize("temperature", [{}, {"replay_temperature": 1.3}], ids=["1", "1.3"])
-@pytest.mark.parametrize("loss", ["dpo", "simpo"])
+@pytest.mark.parametrize("loss", [*by_rows.WITH_REFERENCE, *by_rows.WITHOUT_REFERENCE])
 def test_replay_loss_and_gradient_equal_a_loop_over_rows(loss: str, temperature: dict[str, float]) -> None:
     """And metrics; at replay_temperature, which is not the sampling temperature."""
     policy = tiny.model(torch.float64)
     initial = copy.deepcopy(policy).eval()
-    options = {"replay_loss": loss, "replay_params": {"beta": 0.3} if loss == "dpo" else {}, **temperature}
+    params = {"beta": 0.3} if loss in by_rows.WITH_REFERENCE else {}
+    options = {"replay_loss": loss, "replay_params": params, **temperature}
     made = tiny.trainer(policy_model=policy, **REPLAY_ONLY, **options, max_steps=3, temperature=0.7)
     made.train()  # so that the policy is no longer the reference
     inputs = tiny.batch(made)

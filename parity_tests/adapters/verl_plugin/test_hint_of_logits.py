@@ -128,7 +128,7 @@ def test_each_divergence_has_the_value_and_gradient_of_all_logits(name: str, whi
 
 
 def test_a_divergence_of_the_whole_vocabulary_is_an_error() -> None:
-    problem = r"hint_divergence: 'uld' needs the whole vocabulary: .*; choose another, jsd for example"
+    problem = r"hint_divergence: 'uld' compares .* the whole vocabulary, and verl's .*; choose another: "
     with pytest.raises(ConfigError, match=problem):
         parse_channels(JSD | {"hint_divergence": "uld"})
 

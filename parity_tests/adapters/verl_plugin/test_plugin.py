@@ -18,6 +18,7 @@ from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGI
 
 from composer_plugins.adapters.verl_plugin import estimators
 from composer_plugins.adapters.verl_plugin.surface import log_once
+from composer_plugins.conformance import reductions
 from composer_plugins.conformance.reductions import verl as reduced
 from composer_plugins.conformance.verl_claims.upstream import names
 from composer_plugins.errors import ConfigError, DataError
@@ -190,6 +191,20 @@ def test_a_bad_reward_is_zero_or_leaves_its_rollout_out(name: str, bad: float) -
     rest = [i for i in range(len(uids)) if i != row]
     torch.testing.assert_close(dropped[rest], found("error", 0.0, without=True), rtol=1e-6, atol=1e-6)
     assert not dropped[row].any() and dropped.any()
+
+
+@pytest.mark.parametrize(
+    ("name", "params"), [("bnpo", {}), ("pass_at_k_training", {"k": 2})], ids=["bnpo", "pass_at_k_training"]
+)
+def test_an_advantage_that_verl_has_not_runs_under_our_name(name: str, params: dict[str, int]) -> None:
+    """On rewards in [0, 1] of three prompts."""
+    call = batch_of(list("aaabbbccc"), 3, advantage=name, advantage_params=params)
+    rewards = torch.tensor([0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.5, 0.25])
+    call["token_level_rewards"][:, -1] = rewards
+    found = get_adv_estimator_fn(f"composer/{name}")(**call)[0]
+    ids = torch.arange(9) // 3
+    wanted = reductions.kernel("advantage", name, **params)(rewards, ids)
+    assert wanted.any() and torch.equal(found, wanted.unsqueeze(1).expand_as(found))
 
 
 def my_lone_advantage(rewards: torch.Tensor) -> torch.Tensor:
