@@ -32,14 +32,17 @@ def completions(line: str, shell: str = "bash", path: Path = ROOT) -> list[str]:
     return [name.partition("\t")[0] for name in done.stdout.split("\n") if name]
 
 
+CISPO = ["verl", "trl", "skyrl", "skyrl<0.4"]  # the dialects of cispo
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
         ("composer-plugins explain cisp", ["cispo"]),
-        ("composer-plugins explain cispo", ["cispo", "cispo@verl", "cispo@trl"]),
+        ("composer-plugins explain cispo", ["cispo", *(f"cispo@{one}" for one in CISPO)]),
         # bash cuts at "@", and replaces what stands after it
         ("composer-plugins explain cispo @ t", ["trl"]),
-        ("composer-plugins explain cispo @", ["verl", "trl"]),
+        ("composer-plugins explain cispo @", CISPO),
         ("composer-plugins diff cispo @ trl cispo @ ve", ["verl"]),
         ("composer-plugins diff cispo @ trl gsp", ["gspo", "gspo_token"]),
         ("composer-plugins check da", ["dapo"]),

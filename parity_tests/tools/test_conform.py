@@ -280,7 +280,7 @@ def test_a_framework_that_cannot_be_imported_is_an_error_that_says_why(
 
 
 def test_every_framework_says_how_to_install_it() -> None:
-    assert list(suites.compared()) == ["trl", "verl", "prime-rl"]
+    assert list(suites.compared()) == ["trl", "verl", "prime-rl", "skyrl"]
     for framework in suites.compared().values():
         absent = replace(framework, package="not_installed_here" if framework.package else "")
         assert suites.suite_of(absent, None) is None
