@@ -120,7 +120,7 @@ class AdvantageEstimator(Registered):
         choice, mask = parsed.choice, response_mask.bool()
         on_bad_reward = parsed.config.on_bad_reward
         tensors = batch_tensors(token_level_rewards, mask, index, on_bad_reward, padding=PADDING_UID)
-        tensors = for_advantage(choice, tensors, mask, f"{NODE}.on_bad_reward")
+        tensors = for_advantage(choice, tensors, mask, f"{NODE}.on_bad_reward", "SkyRL")
         if values is not None:
             tensors["values"] = torch.where(mask, values, 0.0)
         found = call(choice.with_optional(*choice.loss.optional), tensors, check=True)

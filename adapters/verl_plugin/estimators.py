@@ -54,7 +54,7 @@ def estimator(name: str | None) -> Estimator:
         mask = response_mask.bool()
         on_bad_reward = parsed.config.on_bad_reward
         tensors = batch_tensors(token_level_rewards, mask, index, on_bad_reward, padding=PADDING_UID)
-        tensors = for_advantage(choice, tensors, mask, "algorithm.composer.on_bad_reward")
+        tensors = for_advantage(choice, tensors, mask, "algorithm.composer.on_bad_reward", "verl")
         per_token = "token_rewards" in choice.loss.needs
         keys, of_session, in_groups = _batch_keys.get(), None, "group_ids" in choice.loss.needs
         if in_groups:

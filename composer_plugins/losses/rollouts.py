@@ -58,10 +58,13 @@ def batch_tensors(
     return tensors
 
 
-def for_advantage(choice: Choice, tensors: dict[str, Any], mask: Tensor, key: str) -> dict[str, Any]:
+def for_advantage(
+    choice: Choice, tensors: dict[str, Any], mask: Tensor, key: str, trainer: str
+) -> dict[str, Any]:
     """Return the inputs of this advantage among `batch_tensors`: its mask is of rows, or of tokens.
 
-    Raises ConfigError at `key`, the option on_bad_reward, where rows are left out and the advantage cannot.
+    `trainer` is the framework's name in a warning. Raises ConfigError at `key`, the option on_bad_reward,
+    where rows are left out and the advantage cannot.
     """
     per_token, bad = "token_rewards" in choice.loss.needs, tensors.get("bad")
     if bad is not None and not per_token and "mask" not in (*choice.loss.needs, *choice.loss.optional):
@@ -69,18 +72,16 @@ def for_advantage(choice: Choice, tensors: dict[str, Any], mask: Tensor, key: st
         raise ConfigError(key, problem, "set it to 'zero'")
     found = {name: x for name, x in tensors.items() if name != "bad"}
     if per_token:
-        enforce(rewards_left_out(choice, tensors["token_rewards"], mask))
+        enforce(rewards_left_out(choice, tensors["token_rewards"], mask, trainer))
         found["mask"] = mask if bad is None else mask & ~bad.unsqueeze(-1)
     return found
 
 
-def rewards_left_out(choice: Choice, token_rewards: Tensor, mask: Tensor) -> Iterator[Finding]:
+def rewards_left_out(choice: Choice, token_rewards: Tensor, mask: Tensor, trainer: str) -> Iterator[Finding]:
     """Yield a warning where a row's last reward is at a masked token: a return of tokens leaves it out."""
     last = ((token_rewards != 0) * torch.arange(1, mask.shape[-1] + 1)).argmax(-1, keepdim=True)
     if (token_rewards.gather(-1, last).bool() & ~mask.gather(-1, last)).any():
-        problem = (
-            f"some are at a masked token, and {choice.name!r} leaves these out. A trainer puts a reward "
-        )
-        problem += "on the last token of the response"
+        problem = f"some are at a masked token, and {choice.name!r} leaves these out, as in {trainer}, which "
+        problem += "puts a reward on the last token of the response"
         remedy = "choose an advantage of whole rollouts (grpo, rloo), or end responses in an unmasked token"
         yield Finding("warning", "rewards", problem, remedy)

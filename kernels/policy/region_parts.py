@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from composer_plugins.kernels.masking import at_least_float32, at_most, bounded, safe_exp
+from composer_plugins.kernels.masking import at_least_float32, at_most, safe_exp
 from composer_plugins.kernels.policy.parts import coefficient, score
 from composer_plugins.kernels.ratios import log_ratio
 from composer_plugins.kernels.types import Advantages, Mask, Metric, TokenLoss, Tokens
@@ -81,7 +81,10 @@ def masked_surrogate(
     weight = weight * region.inside  # a product, because NaN times 0 is still NaN
     if region.unknown is not None:
         weight = weight.masked_fill(region.unknown, torch.nan)
-    slope = log_r if log_ratio_clamp is None else bounded(log_r, -log_ratio_clamp, log_ratio_clamp)
+    slope = log_r
+    if log_ratio_clamp is not None and form == "ratio":  # NaN keeps its gradient beyond the clamp too
+        is_number = ~coefficient(weight, advantages, mask).isnan()
+        slope = torch.where((drift.abs() > log_ratio_clamp) & is_number, drift, log_r)
     loss = surrogate(weight, advantages, logprobs, slope, mask, form)
     if kl_tau:
         loss = loss + kl_tau * log_r.square()

@@ -35,6 +35,9 @@ def completions(line: str, shell: str = "bash", path: Path = ROOT) -> list[str]:
     return [name.partition("\t")[0] for name in done.stdout.split("\n") if name]
 
 
+CISPO = ["verl", "trl", "skyrl", "skyrl<0.4"]  # the dialects of cispo
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

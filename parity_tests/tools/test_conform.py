@@ -280,7 +280,8 @@ def test_a_framework_that_cannot_be_imported_is_an_error_that_says_why(
 
 
 def test_every_framework_says_how_to_install_it() -> None:
-    assert {"trl", "verl", "prime-rl", "nemo-rl", "slime", "torchtitan"} <= {*suites.compared()}
+    known = {"trl", "verl", "prime-rl", "skyrl", "nemo-rl", "slime", "torchtitan"}
+    assert known <= {*suites.compared()}
     for framework in suites.compared().values():
         absent = replace(framework, package="not_installed_here" if framework.package else "")
         assert suites.suite_of(absent, None) is None
