@@ -347,6 +347,27 @@ LOSSES = (
         proof=GATED + "test_a_gate_is_what_a_loop_over_tokens_makes_of_it",
     ),
     policy(
+        name="cppo",
+        gradient="score",
+        summary="DPPO with less room for early tokens and after a prefix that has moved",
+        paper="arXiv 2606.10968",
+        needs=ROLLOUT,
+        parameters={
+            "tv_max": Parameter(
+                "how far a token's probability may move away from the rollout policy's", low=0
+            ),
+            "weight_min": Parameter("weight of the last token's move; the first one's is 1", low=0, high=1),
+            "budget": Parameter("the least mean move per token that the prefix is allowed", low=0),
+            "budget_factor": Parameter(
+                "the largest, in units of the least; the authors' code: 5", low=1, example=5.0
+            ),
+            "quantile": Parameter("the quantile of the response's moves that sets it between", low=0, high=1),
+            "ratio_cap": Parameter("the ratio, as a weight, is capped here; the authors' code: 20", low=1),
+        },
+        mode="seq-mean-token-mean",
+        proof=GATED + "test_a_gate_is_what_a_loop_over_tokens_makes_of_it",
+    ),
+    policy(
         name="tvpo",
         summary="GRPO without the tokens that move a far response further from the rollout policy",
         paper="arXiv 2603.01365, as open-instruct adapts it",

@@ -38,7 +38,8 @@ def test_every_policy_loss_logs_the_kl_and_only_those_with_a_clip_or_a_mask_its_
         found[loss.name] = logged(batch, loss.name, **examples)
     assert len(found) > 20 and all(KL in one for one in found.values())
     assert {name for name, one in found.items() if CLIPPED not in one} == {
-        *("dro", "gpg", "importance_sampling", "reinforce", "rloo", "vespo")
+        *("dro", "gpg", "importance_sampling", "reinforce", "rloo", "vespo"),
+        *("kimi_k15", "luffy", "opmd", "topr"),
     }
     assert all((LOWER in one) == (CLIPPED in one) for one in found.values())
     kl = float((old - batch.logprobs)[batch.mask].mean())
