@@ -70,8 +70,8 @@ def main(
                 line = f"step {step}: reward {reward:.4f}, loss {total:.6f} ({terms}), {seconds:.0f} s"
                 console.print(line, soft_wrap=True)
 
-            options = {"seed": seed, "steps": steps, "on_step": show, "custom_call": custom_call}
-            train(url, str(folder / "model"), names, **options)
+            saved = str(folder / "model")
+            train(url, saved, names, seed=seed, steps=steps, on_step=show, custom_call=custom_call)
 
 
 if __name__ == "__main__":
