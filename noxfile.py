@@ -178,8 +178,8 @@ def kernels(session: nox.Session) -> None:
 
 @nox.session
 def tinker(session: nox.Session) -> None:
-    """Run the tests that need Tinker's SDK. It runs without a server: the loss is computed by the client."""
-    install(session, "-e", ".[test]", "tinker")
+    """Run the tests that need Tinker's SDK or its cookbook. No server: the client computes the loss."""
+    install(session, "-e", ".[test]", "tinker", "tinker-cookbook")
     pytest(session, "adapters/tinker_loss/with_sdk")
 
 

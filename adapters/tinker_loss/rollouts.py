@@ -1,6 +1,7 @@
 """Fill `loss_fn_inputs` from rollouts: advantages by group, a teacher's log-probabilities, pairs.
 
-Every function returns new data. A completion is the targets at which the entry `mask` is 1.
+Every function returns new data. A completion is the targets at which the entry `mask` is 1: `mask="weights"`
+names another entry.
 """
 
 import math
@@ -24,6 +25,7 @@ def add_advantages(
     groups: Sequence[Hashable],
     *,
     advantage: str = "grpo",
+    mask: str = MASK,
     **params: Any,
 ) -> list[Any]:
     """Add `advantages`: for each datum one number at every token of its completion, and 0 elsewhere.
@@ -34,7 +36,7 @@ def add_advantages(
     Raises ConfigError for another estimator, and DataError for a reward that is not finite.
     """
     choice = choose("advantage", advantage, params, option="advantage")
-    masks = [read_mask(data, row, MASK) for row in range(len(data))]
+    masks = [read_mask(data, row, mask) for row in range(len(data))]
     if not len(data) == len(rewards) == len(groups):
         problem = f"there are {len(data)} data, {len(rewards)} rewards and {len(groups)} groups"
         raise DataError("rewards", problem, "pass one reward and one group for each datum")
@@ -44,20 +46,20 @@ def add_advantages(
     given = {
         "rewards": torch.tensor(rewards, dtype=torch.float64),
         "group_ids": torch.tensor([ids[group] for group in groups]),
-        "lengths": torch.tensor([int(mask.sum()) for mask in masks]),
+        "lengths": torch.tensor([int(one.sum()) for one in masks]),
     }
     if missing := [name for name in choice.loss.needs if name not in given]:
         problem = f"{choice.name!r} needs {', '.join(missing)}"
         raise ConfigError("advantage", problem, "choose one that needs rewards and groups alone: grpo, rloo")
     computed = call(choice, given, check=True).float()
     return [
-        with_entries(one, {ENTRIES["advantages"]: torch.where(mask, value, 0.0)})
-        for one, mask, value in zip(data, masks, computed, strict=True)
+        with_entries(one, {ENTRIES["advantages"]: torch.where(where, value, 0.0)})
+        for one, where, value in zip(data, masks, computed, strict=True)
     ]
 
 
 def add_teacher_logprobs(
-    data: Sequence[Any], teacher: Any, prompts: Sequence[Sequence[int] | None]
+    data: Sequence[Any], teacher: Any, prompts: Sequence[Sequence[int] | None], *, mask: str = MASK
 ) -> list[Any]:
     """Add `teacher_logprobs`, log T(y_t | the teacher's prompt, y_<t), and `hint_mask`.
 
@@ -70,19 +72,19 @@ def add_teacher_logprobs(
         problem = f"there are {len(prompts)}, and {len(data)} data"
         raise DataError("prompts", problem, "pass one prompt for each datum, or None")
     key, added = ENTRIES["teacher_logprobs"], []
-    for row, found in enumerate(_scored(data, teacher, prompts)):
-        mask = read_mask(data, row, MASK)
-        hinted = mask if prompts[row] is not None else torch.zeros_like(mask)
+    for row, found in enumerate(_scored(data, teacher, prompts, mask)):
+        where = read_mask(data, row, mask)
+        hinted = where if prompts[row] is not None else torch.zeros_like(where)
         added.append(with_entries(data[row], {key: found, ENTRIES["hint_mask"]: hinted.float()}))
     return added
 
 
-def add_ref_logprobs(data: Sequence[Any], reference: Any) -> list[Any]:
+def add_ref_logprobs(data: Sequence[Any], reference: Any, *, mask: str = MASK) -> list[Any]:
     """Add `ref_logprobs`, the log-probabilities of the completions under a SamplingClient, as DPO needs."""
-    prompts = [
-        one.model_input.to_ints()[: _start(data, row) + 1] for row, one in enumerate(data)
-    ]  # the input that predicts target t is token t, so the prompt is one token longer than `_start`
-    scored = _scored(data, reference, prompts)
+    # The input that predicts target t is token t, so the prompt is one token longer than `_start`.
+    starts = [_start(data, row, mask) for row in range(len(data))]
+    prompts = [one.model_input.to_ints()[: start + 1] for one, start in zip(data, starts, strict=True)]
+    scored = _scored(data, reference, prompts, mask)
     return [
         with_entries(one, {ENTRIES["ref_logprobs"]: found}) for one, found in zip(data, scored, strict=True)
     ]
@@ -107,18 +109,20 @@ def mark_pairs(
     return marked
 
 
-def _start(data: Sequence[Any], row: int) -> int:
+def _start(data: Sequence[Any], row: int, key: str) -> int:
     """The position of the first target of the completion."""
-    where = read_mask(data, row, MASK).nonzero()
+    where = read_mask(data, row, key).nonzero()
     if not len(where):
-        raise DataError(f"data[{row}]", f"{MASK!r} is 0 everywhere", "leave the datum out")
+        raise DataError(f"data[{row}]", f"{key!r} is 0 everywhere", "leave the datum out")
     return int(where[0])
 
 
-def _scored(data: Sequence[Any], client: Any, prompts: Sequence[Sequence[int] | None]) -> list[torch.Tensor]:
+def _scored(
+    data: Sequence[Any], client: Any, prompts: Sequence[Sequence[int] | None], key: str
+) -> list[torch.Tensor]:
     """log p(y_t | prompt, y_<t) at the targets of the completion, 0 at those of the prompt; [tokens] each."""
     targets = [entry(data, row, TARGETS, "").tolist() for row in range(len(data))]
-    starts = [_start(data, row) for row in range(len(data))]
+    starts = [_start(data, row, key) for row in range(len(data))]
     futures: dict[tuple[int, ...], Any] = {}  # a group often has the same completion several times
     asked = []
     for one, prompt, own, start in zip(data, prompts, targets, starts, strict=True):

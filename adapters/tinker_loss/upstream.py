@@ -37,7 +37,8 @@ def read_mask(data: Sequence[Any], row: int, key: str) -> Tensor:
     """The mask of one datum, [tokens] of booleans: which targets are of the completion."""
     remedy = "add a 1 for each target of the completion, and a 0 for each of the prompt"
     if "weights" in data[row].loss_fn_inputs:
-        remedy += f", or set entries={{{key!r}: 'weights'}}, if the weights are 0 and 1"
+        remedy += ", or, if the weights are 0 and 1, set entries={'mask': 'weights'} of loss_fn and "
+        remedy += "mask='weights' of the functions that fill the data"
     mask = entry(data, row, key, remedy)
     wrong = mask[(mask != 0) & (mask != 1)]
     if wrong.numel():

@@ -22,11 +22,11 @@ from composer_plugins.cli import given as command_line
 from composer_plugins.cli.console import answer, foreign_code
 from composer_plugins.cli.given import Given
 from composer_plugins.diagnosis import Examination, Target
-from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding, Severity
 from composer_plugins.frameworks.contract import Framework
 from composer_plugins.frameworks.registry import OURS, frameworks
-from composer_plugins.objective.resolve import examine, is_readable
+from composer_plugins.objective.resolve import examine, is_readable, unreadable
 
 STYLES: dict[Severity, str] = {"error": "red", "warning": "yellow", "info": "cyan"}
 NOUNS: dict[Severity, tuple[str, str]] = {
@@ -90,7 +90,7 @@ def doctor(
         raise ConfigError("--verl", f"--framework {framework} is given too", "give one of them")
     name = "verl" if verl else framework
     if name is not None and name not in examinable():
-        raise unknown("--framework", name, examinable(), noun="framework")
+        raise unreadable("--framework", name, examinable())
     config = command_line.read(given or (), name or "", script)
     name = config.framework or framework_of(config.files or list(map(Path, config.overrides)))
     known = examinable()[name]

@@ -8,7 +8,7 @@ import typer
 
 from composer_plugins.cli import given as command_line
 from composer_plugins.cli.console import answer, foreign_code
-from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Findings
 from composer_plugins.frameworks.registry import OURS
 from composer_plugins.losses.choosing import choose
@@ -97,7 +97,7 @@ def of_loss(name: str) -> resolve.Resolved:
 def check(framework: str, option: str) -> None:
     """Raise ConfigError at the option that names a framework, if its configs cannot be read and written."""
     if framework not in resolve.readable():
-        raise unknown(option, framework, resolve.readable(), noun="framework")
+        raise resolve.unreadable(option, framework, resolve.readable())
 
 
 def comments(

@@ -182,6 +182,7 @@ class Framework:
     release: str = ""  # the release whose options the table has
     package: str = ""  # what is imported; "" where it is run from a checkout, because no index has it
     install: str = ""  # how to install it, for a message
+    without_config: str = ""  # what to do in place of a config file, where it has none
     suffixes: tuple[str, ...] = ()  # of its config files, those that no other framework has
     # What starts its training: a command, or a pattern of modules; and the classes of its config, which a
     # script of Python calls. Its command line is hydra's, or has options like `--beta 0.1`.

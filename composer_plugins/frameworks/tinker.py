@@ -58,6 +58,7 @@ TINKER = Framework(
     summary="a function for forward_backward_custom: any policy loss, sampled-token hints, preference pairs",
     package="tinker",
     install="pip install tinker",
+    without_config="set the options in loss_fn, which checks them when it is called: docs/tinker.md",
     losses=(
         NamedLoss("importance_sampling@tinker", {"loss_fn": "importance_sampling"}),
         NamedLoss("ppo@tinker", {"loss_fn": "ppo"}),

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from composer_plugins.diagnosis import Examination
-from composer_plugins.errors import ConfigError, in_a_line
+from composer_plugins.errors import ConfigError, in_a_line, unknown
 from composer_plugins.findings import Finding, Findings, error_of
 from composer_plugins.frameworks.contract import NOTHING, Framework
 from composer_plugins.frameworks.registry import frameworks
@@ -95,6 +95,14 @@ def readable() -> dict[str, Framework]:
 def is_readable(framework: Framework) -> bool:
     """Whether the configs of a framework can be read: by its adapter's module, or by its whole table."""
     return bool(framework.migration or (framework.options and framework.losses))
+
+
+def unreadable(option: str, name: str, known: Iterable[str]) -> ConfigError:
+    """The error for a framework whose configs cannot be read. `known` are those whose configs can."""
+    framework = frameworks().get(name)
+    if framework and framework.without_config:
+        return ConfigError(option, f"{name} has no config file", framework.without_config)
+    return unknown(option, name, known, noun="framework")
 
 
 def surface(name: str) -> Surface:

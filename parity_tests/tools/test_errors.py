@@ -72,6 +72,10 @@ check composer_plugins.kernels.policy:dapo --as verl -> --as: its first paramete
 conform --source no/where -> --source: the folder 'no/where' does not exist; correct it
 conform trl verl --source . -> --source: it is for PRIME-RL and …
 conform --source . -> --source: it may be a checkout for prime-rl, …
+migrate --from tinker --to trl =1 -> --from: tinker has no config file; set the options in loss_fn, which \
+checks them when it is called: docs/tinker.md
+doctor --framework tinker x.yaml -> --framework: tinker has no config file; set the options in loss_fn, \
+which checks them when it is called: docs/tinker.md
 migrate --from verl --to trl =1 -> =1: it names no option; write key=value
 migrate --from verl --to trl a.=1 -> a.=1: it names no option; write key=value
 migrate --from verl --to trl ~ -> ~: it names no option; write key=value

@@ -23,8 +23,14 @@ CHANNELS = ("rl", "hint", "replay")
 @app.command()
 def main(
     channels: Annotated[str, typer.Option(help="rl, hint and replay, joined by +.")] = "rl+hint+replay",
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 30,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 20,
     seed: Annotated[int, typer.Option(help="Of the codebook, the model and the completions.")] = 0,
+    custom_call: Annotated[
+        bool,
+        typer.Option(
+            "--custom-call", help="Call forward_backward_custom, whose gradient the server falsifies."
+        ),
+    ] = False,
 ) -> None:
     """Start SkyRL's Tinker-compatible server with a tiny model, and train it with Tinker's SDK."""
     names = channels.split("+")
@@ -36,7 +42,7 @@ def main(
     import torch
 
     from composer_plugins.recipes.codebook import task
-    from composer_plugins.recipes.tinker.run import COMPLETIONS, train
+    from composer_plugins.recipes.tinker.run import COMPLETIONS, LETTERS, train
     from composer_plugins.recipes.tinker.server import served
     from composer_plugins.recipes.tiny_model import make_model
 
@@ -51,7 +57,7 @@ def main(
         model.save_pretrained(folder / "model")
         tokenizer.save_pretrained(folder / "model")
         console.print(f"a model of {model.num_parameters()} parameters, {time.monotonic() - start:.0f} s")
-        with served(folder / "model", folder, sequences=len(task.KEYS) * COMPLETIONS) as url:
+        with served(folder / "model", folder, sequences=len(LETTERS) * COMPLETIONS) as url:
             console.print(f"the server answers, {time.monotonic() - start:.0f} s")
 
             def show(step: int, reward: float, metrics: dict[str, float]) -> None:
@@ -64,7 +70,8 @@ def main(
                 line = f"step {step}: reward {reward:.4f}, loss {total:.6f} ({terms}), {seconds:.0f} s"
                 console.print(line, soft_wrap=True)
 
-            train(url, str(folder / "model"), names, seed=seed, steps=steps, on_step=show)
+            saved = str(folder / "model")
+            train(url, saved, names, seed=seed, steps=steps, on_step=show, custom_call=custom_call)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One run: the codebook task over HTTP, with the channels of a loss on or off."""
+"""One run: a letter of the codebook task over HTTP, with the channels of a loss on or off."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -11,17 +11,19 @@ from composer_plugins.adapters.tinker_loss import (
     add_advantages,
     add_ref_logprobs,
     add_teacher_logprobs,
+    inputs_apart,
     loss_fn,
     mark_pairs,
 )
 from composer_plugins.adapters.tinker_loss.skyrl_server import forward_backward_on_skyrl
 from composer_plugins.recipes.codebook import task
 
-COMPLETIONS, PAIRS, RANK, LEARNING_RATE = 4, 8, 16, 0.01
+LETTERS = task.KEYS[:1]  # LoRA on a model that has not learned to tell the letters apart learns one answer
+COMPLETIONS, PAIRS, RANK, LEARNING_RATE = 64, 8, 16, 0.002
 # Each channel's options of `loss_fn`. The adapter divides the policy by the completions of the step.
 CHANNELS: dict[str, dict[str, Any]] = {
     "rl": {"policy": "grpo"},
-    "hint": {"hint_weight": 1.0, "hint_estimator": "k3"},
+    "hint": {"hint_weight": 0.3, "hint_estimator": "score"},
     "replay": {"replay_weight": 0.5, "replay_loss": "dpo", "replay_params": {"beta": 0.5}},
 }
 OnStep = Callable[[int, float, dict[str, float]], None]
@@ -43,13 +45,16 @@ def datum(prompt: Sequence[int], completion: Sequence[int], logprobs: Sequence[f
 class Trainer:
     """A client of the server, the codebook, and the loss of some channels."""
 
-    def __init__(self, url: str, model: str, channels: Sequence[str], seed: int) -> None:
+    def __init__(
+        self, url: str, model: str, channels: Sequence[str], *, seed: int, custom_call: bool
+    ) -> None:
         self.service = ServiceClient(base_url=url, api_key="tml-local")
         self.client = self.service.create_lora_training_client(base_model=model, rank=RANK, seed=seed)
         self.base = self.service.create_sampling_client(base_model=model)  # the teacher, and DPO's reference
         self.tokenizer = task.make_tokenizer()
-        self.rows = task.codebook_rows(seed)
+        self.rows = [row for row in task.codebook_rows(seed) if row["prompt"][0] in LETTERS]
         self.channels, self.seed, self.draw = channels, seed, random.Random(seed)
+        self.custom_call = custom_call  # of the SDK, whose gradient this server falsifies
         chosen = [CHANNELS[one] for one in channels]
         options = {name: value for one in chosen for name, value in one.items()}
         self.loss = loss_fn(**options, policy_weight=float("rl" in channels))
@@ -62,7 +67,7 @@ class Trainer:
     def rollouts(self, step: int) -> tuple[list[Any], list[float], list[dict[str, Any]]]:
         """The data of a step's completions, their rewards, and the row of each."""
         sampler = self.client.save_weights_and_get_sampling_client()
-        prompts = self.rows[: len(task.KEYS)]
+        prompts = self.rows[: len(LETTERS)]
         parameters = types.SamplingParams(
             max_tokens=task.COMPLETION_LENGTH, temperature=1.0, stop=[task.EOS_ID], seed=self.seed + step
         )
@@ -82,7 +87,7 @@ class Trainer:
     def pairs(self) -> list[Any]:
         """Pairs of a step, drawn from the rows, with the reference's log-probabilities and their weights."""
         having = [row for row in self.rows if row["chosen"]]
-        rows = self.draw.sample(having, PAIRS)
+        rows = self.draw.choices(having, k=PAIRS)
         sides: dict[str, list[Any]] = {
             side: [datum(self.ids(row["prompt"]), [*self.ids(row[side][0]), task.EOS_ID]) for row in rows]
             for side in ("chosen", "rejected")
@@ -99,16 +104,28 @@ class Trainer:
             data = add_teacher_logprobs(data, self.base, hinted)
         if "replay" in self.channels:
             data += self.pairs()
-        metrics = forward_backward_on_skyrl(self.client, data, self.loss)
+        if self.custom_call:
+            call = self.client.forward_backward_custom(*inputs_apart(data, self.loss))
+            metrics = call.result().metrics
+        else:
+            metrics = forward_backward_on_skyrl(self.client, data, self.loss)
         step = self.client.optim_step(types.AdamParams(learning_rate=LEARNING_RATE)).result()
         return sum(rewards) / len(rewards), metrics | (step.metrics or {})
 
 
 def train(
-    url: str, model: str, channels: Sequence[str], *, seed: int, steps: int, on_step: OnStep
+    url: str,
+    model: str,
+    channels: Sequence[str],
+    *,
+    seed: int,
+    steps: int,
+    on_step: OnStep,
+    custom_call: bool = False,
 ) -> list[float]:
     """Train over HTTP; return the mean reward of every step."""
-    trainer, rewards = Trainer(url, model, channels, seed), []
+    trainer = Trainer(url, model, channels, seed=seed, custom_call=custom_call)
+    rewards = []
     for number in range(steps):
         reward, metrics = trainer.step(number)
         rewards.append(reward)

@@ -49,7 +49,7 @@ def served(model: Path, folder: Path, *, sequences: int) -> Iterator[str]:
     uv, log, port = programs / "uv", folder / "server.log", free_port()
     uv.write_text(UV.format(python=sys.executable))
     uv.chmod(0o755)
-    backend = {"max_lora_adapters": 8, "max_lora_rank": 16, "sample_max_num_sequences": sequences}
+    backend = {"max_lora_adapters": 2, "max_lora_rank": 16, "sample_max_num_sequences": sequences}
     command = [str(uv), "run", "-m", "skyrl.tinker.api", "--base-model", str(model), "--backend", "jax"]
     command += ["--backend-config", json.dumps(backend), "--host", "127.0.0.1", "--port", str(port)]
     command += ["--database-url", f"sqlite:///{folder / 'tinker.db'}"]

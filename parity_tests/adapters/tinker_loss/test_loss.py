@@ -161,6 +161,19 @@ def test_replay_equals_dpo_by_hand() -> None:
     assert_equal(function, data, logprobs, value, slopes)
 
 
+def test_data_of_a_pair_do_not_train_the_policy() -> None:
+    """Nor do they count in its denominator, or in that of the hint."""
+    data, logprobs = paired()
+    options = {"policy": "cispo", "hint_weight": 0.5}
+    _, wanted, _ = loss_and_gradients(loss_fn(**options), data[2:3], logprobs[2:3])
+    _, gradients, _ = loss_and_gradients(loss_fn(**options, replay_weight=1.0), data, logprobs)
+    assert_parity(gradients[2], wanted[0], terms=4)
+    pairs = loss_fn(policy_weight=0.0, replay_weight=1.0)
+    for at, gradient in enumerate(loss_and_gradients(pairs, data, logprobs)[1]):
+        if at != 2:
+            assert_parity(gradients[at], gradient, terms=4)
+
+
 @pytest.mark.parametrize("loss", PREFERENCES, ids=lambda one: one.name)
 def test_every_preference_loss_gets_the_scores_of_the_pairs(loss: Loss) -> None:
     """Summed or averaged as the loss wants them; the mean is over pairs."""
