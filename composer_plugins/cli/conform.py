@@ -13,6 +13,7 @@ from composer_plugins.cli.completion import complete_compared, complete_loss
 from composer_plugins.cli.console import answer, foreign_code, page
 from composer_plugins.cli.layout import Column, records, show
 from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.frameworks.registry import OURS
 
 if TYPE_CHECKING:
     from composer_plugins.conformance.running import Row, Suite
@@ -25,7 +26,8 @@ def conform(
     frameworks: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Only these: trl, verl, prime-rl, nemo-rl, slime. By default each that is here.",
+            help=f"Only these: {', '.join(one.name for one in OURS if one.claims)}. "
+            "By default each that is here.",
             autocompletion=complete_compared,
         ),
     ] = None,
@@ -41,7 +43,7 @@ def conform(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown tables.")] = False,
 ) -> None:
-    """Compare our losses with those of the TRL and verl installed here, or of a checkout: value and gradient.
+    """Compare our losses with those of the frameworks installed here, or of a checkout: value and gradient.
 
     Run it after an upgrade. The exit status is 0 if all are equal within rounding, 1 if one is not or could
     not be run, and 2 if nothing could be run.
