@@ -225,8 +225,8 @@ class Framework:
                 f"{choice.name!r}{' with normalise' * bool(over_weights)} is a statistic of the whole batch"
             )
             raise ConfigError(choice.option, f"{what}, and {why}", remedy)
-        if why := self.refuses.get((loss.kind, loss.name)):
-            raise ConfigError(choice.option, f"{choice.name!r} {why}", remedy)
+        if refused := self.refuses.get((loss.kind, loss.name)):
+            raise ConfigError(choice.option, f"{choice.name!r} {refused}", remedy)
         if missing := self.missing(loss):
             available = ", ".join(sorted(self.provides.get(loss.kind, frozenset()))) or "none"
             problem = f"{choice.name!r} needs {', '.join(missing)}, which {self.name} does not provide"
