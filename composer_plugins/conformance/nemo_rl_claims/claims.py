@@ -153,6 +153,39 @@ def compare_distillation(upstream: Upstream, kind: str, draw: Draw) -> Iterator[
         yield Compared(mine, want, 8 * k, max(float(want.abs().max()), 1.0), dtype=LOOSE, what=what)
 
 
+def compare_dpo(upstream: Upstream, average: bool, draw: Draw) -> Iterator[Compared]:
+    """A DPOLossFn and the mean over pairs of ours, perhaps with the log-likelihood of the chosen side."""
+    g = torch.Generator().manual_seed(draw.integer(0, 2**20, "seed"))
+    pairs, width = draw.integer(1, 4, "pairs"), draw.integer(1, 6, "width")
+    logprobs = (-4 * torch.rand(2 * pairs, width, generator=g, dtype=torch.float64)).requires_grad_()
+    ref = (logprobs.detach() + 0.3 * torch.randn(logprobs.shape, generator=g).double()).clamp(max=-1e-3)
+    mask = torch.rand(logprobs.shape, generator=g) < 0.7
+    beta, weight = draw.choose([0.05, 0.5], "beta"), draw.choose([0.0, 0.3], "sft")
+    config = upstream.losses.DPOLossConfig(
+        reference_policy_kl_penalty=beta,
+        preference_average_log_probs=average,
+        sft_loss_weight=weight,
+        sft_average_log_probs=average,
+    )
+    data = {
+        "input_ids": torch.zeros(2 * pairs, width + 1),
+        "token_mask": torch.nn.functional.pad(mask.double(), (1, 0)),
+        "sample_mask": torch.ones(2 * pairs).double(),
+        "reference_policy_logprobs": torch.nn.functional.pad(ref, (0, 1)),  # one to the left of GRPO's
+    }
+    sequences, tokens = torch.tensor(2.0 * pairs), mask.sum()
+    theirs, _ = upstream.losses.DPOLossFn(config)(logprobs, upstream.data(data), sequences, tokens)
+    lengths = mask.sum(-1).clamp(min=1) if average else 1
+    scores, ref_scores = ((x * mask).sum(-1) / lengths for x in (logprobs, ref))
+    row = kernel("preference", f"{'sigmoid_norm' if average else 'dpo'}@nemo-rl", beta=beta)
+    pair = row(scores[::2], scores[1::2], ref_scores[::2], ref_scores[1::2])
+    ours = (pair.loss - weight * scores[::2]).mean()
+    largest = max(1.0, float(theirs.detach().abs()))
+    yield Compared(ours, theirs, 8, largest, dtype=LOOSE)
+    mine, want = (torch.autograd.grad(x, logprobs, materialize_grads=True)[0] for x in (ours, theirs))
+    yield Compared(mine, want, 8, 1.0, dtype=LOOSE, what=GRADIENT)
+
+
 def claims(upstream: Upstream) -> list[Claim]:
     """The claims about this checkout: all losses of the table, and distillation."""
     found = []
@@ -164,6 +197,10 @@ def claims(upstream: Upstream) -> list[Claim]:
             compare, note = partial(compare_advantage, upstream, named), "in float32"
         name = theirs or "ClippedPGLossFn"
         found.append(Claim(named.kind, named.row, name, Place(named.kind), compare, note))
+    for name, average in (("dpo", False), ("sigmoid_norm", True)):
+        theirs = f"DPOLossFn preference_average_log_probs={average}"
+        compare = partial(compare_dpo, upstream, average)
+        found.append(Claim("preference", f"{name}@nemo-rl", theirs, Place("preference"), compare, NOTE))
     for kind in ("forward", "reverse"):
         compare = partial(compare_distillation, upstream, kind)
         name, row = f"DistillationLossFn kl_type={kind}", f"{kind}_kl@nemo-rl"

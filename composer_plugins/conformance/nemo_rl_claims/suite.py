@@ -8,12 +8,10 @@ from composer_plugins.conformance.running import Suite
 from composer_plugins.conformance.stubs import commit_of
 
 KNOWN = ("7ea279a",)
-COMPARED = {"ClippedPGLossFn", "DistillationLossFn"}
+COMPARED = {"ClippedPGLossFn", "DistillationLossFn", "DPOLossFn"}
 NOT_COMPARED = {
     "NLLLossFn": "the cross-entropy of given tokens",
     "PreferenceLossFn": "of a reward model: it takes scores, and not log-probabilities",
-    "DPOLossFn": "dpo with beta 0.05, of summed log-probabilities; sft_loss_weight adds the chosen side's "
-    "NLL",
     "MseValueLossFn": "of a critic",
     "DraftCrossEntropyLossFn": "of a draft model",
     "CrossTokenizerDistillationLossFn": "between two tokenizers",

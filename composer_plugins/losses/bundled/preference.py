@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from composer_plugins.losses.bundled.shared import TINY, TRL_CLAIM, trl
+from composer_plugins.losses.bundled.shared import TINY, TRL_CLAIM, nemo_rl, trl
 from composer_plugins.losses.row import Dialect, Loss, Parameter
 
 ORACLE = "kernels/test_preference.py::test_each_loss_is_its_published_formula"
@@ -81,6 +81,14 @@ def areal(note: str, **fields: Any) -> Dialect:
     )
 
 
+def nemo_rl_dpo(note: str) -> Dialect:
+    """NeMo-RL's DPOLossFn."""
+    more = "; reference_policy_kl_penalty is beta; sft_loss_weight, 0 by default, adds the negative "
+    more += "log-likelihood of the chosen side: a sum over tokens, or with sft_average_log_probs a mean"
+    source = "NVIDIA-NeMo/RL nemo_rl/algorithms/loss/loss_functions.py@7ea279a DPOLossFn"
+    return nemo_rl(params={"beta": 0.05}, source=source, note=note + more)
+
+
 MARGIN_LOSSES = (
     with_reference(
         name="dpo",
@@ -97,6 +105,7 @@ MARGIN_LOSSES = (
                 note="beta has no default; reference_free is a reference whose scores are 0",
             ),
             areal("loss_type sigmoid, its default; in float32"),
+            nemo_rl_dpo("preference_loss_weight multiplies it"),
         ),
     ),
     with_reference(
@@ -132,7 +141,10 @@ MARGIN_LOSSES = (
         paper="arXiv 2411.15124",
         parameters={"beta": BETA},
         average=True,
-        dialects=(dpo_trainer("sigmoid_norm", "ignores label_smoothing"),),
+        dialects=(
+            dpo_trainer("sigmoid_norm", "ignores label_smoothing"),
+            nemo_rl_dpo("preference_average_log_probs, off by default"),
+        ),
     ),
     with_reference(
         name="robust",
