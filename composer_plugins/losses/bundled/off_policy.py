@@ -67,6 +67,7 @@ LOSSES = (
     ),
     with_ratio(
         name="kimi_k15",
+        over_sequence=True,
         summary="REINFORCE with the square of the whole response's log ratio (Kimi k1.5's mirror descent)",
         paper="arXiv 2501.12599",
         parameters={"tau": TAU},
@@ -76,6 +77,7 @@ LOSSES = (
     ),
     with_ratio(
         name="topr",
+        over_sequence=True,
         gradient="score",
         summary="REINFORCE whose bad responses fade as the policy unlearns them",
         paper="arXiv 2503.14286",
@@ -198,6 +200,7 @@ LOSSES = (
     ),
     with_ratio(
         name="fipo",
+        over_sequence=True,
         gradient="surrogate",
         summary="GRPO with each token weighted by how the tokens after it have moved",
         paper="arXiv 2603.19835",
@@ -325,6 +328,7 @@ LOSSES = (
     ),
     policy(
         name="flash_reinforce",
+        over_sequence=True,
         summary="importance-weighted REINFORCE on responses near the rollout policy by their mean KL",
         paper="FlashREINFORCE, ResearchGate publication 414274571",
         needs=ROLLOUT,
@@ -348,6 +352,7 @@ LOSSES = (
     ),
     policy(
         name="cppo",
+        over_sequence=True,
         gradient="score",
         summary="DPPO with less room for early tokens and after a prefix that has moved",
         paper="arXiv 2606.10968",
@@ -369,6 +374,7 @@ LOSSES = (
     ),
     policy(
         name="tvpo",
+        over_sequence=True,
         summary="GRPO without the tokens that move a far response further from the rollout policy",
         paper="arXiv 2603.01365, as open-instruct adapts it",
         needs=("logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"),
