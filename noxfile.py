@@ -51,6 +51,10 @@ AXOLOTL = [
     "python-dotenv",
 ]
 
+# What tinker-cookbook 0.6.1 imports. It asks for tml-renderers 0.4.1, which pip does not find.
+COOKBOOK = ("aiohttp", "blobfile", "chz", "cloudpickle", "datasets", "pillow", "pyrage", "termcolor")
+COOKBOOK += ("tiktoken", "tml-renderers", "transformers")
+
 # What SkyRL's server for Tinker's SDK needs with JAX on a CPU.
 TINKER_SERVER = ("skyrl[tinker,jax]", "tinker", "transformers", "psutil")
 
@@ -179,7 +183,8 @@ def kernels(session: nox.Session) -> None:
 @nox.session
 def tinker(session: nox.Session) -> None:
     """Run the tests that need Tinker's SDK or its cookbook. No server: the client computes the loss."""
-    install(session, "-e", ".[test]", "tinker", "tinker-cookbook")
+    install(session, "-e", ".[test]", "tinker", *COOKBOOK)
+    session.install("--no-deps", "-c", "constraints.txt", "tinker-cookbook")
     pytest(session, "adapters/tinker_loss/with_sdk")
 
 
