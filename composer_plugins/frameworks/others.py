@@ -54,4 +54,5 @@ OTHERS = (
     Framework(name="ms-swift", title="ms-swift", marks=("rlhf_type",)),
     Framework(name="roll", title="ROLL", marks=("actor_train", "actor_infer")),
     Framework(name="trinity-rft", title="Trinity-RFT", marks=("explorer", "synchronizer")),
+    Framework(name="fireworks", title="Fireworks' cookbook"),
 )

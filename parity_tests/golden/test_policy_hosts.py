@@ -283,3 +283,45 @@ def test_decoupled_ppo_equals_areal(case: Case) -> None:
         torch.testing.assert_close(
             ours.double(), wanted, rtol=0, atol=64 * 1.2e-7 * max(1.0, float(wanted.abs().max()))
         )
+
+
+# Trinity-RFT and Fireworks' cookbook
+
+TRINITY = {"ppo": "ppo@trinity-rft", "cispo": "cispo@trinity-rft", "gspo": "gspo_token@trinity-rft"}
+RANGES = {"clip_range_low": "clip_low", "clip_range_high": "clip_high", "clip_ratio_c": "dual_clip"}
+
+
+@claim("trinity_policy")
+def test_losses_equal_trinity_rft(case: Case) -> None:
+    """Its mask is of integers, so n + 1e-8 is n, in float32."""
+    name = TRINITY[case["fn"]]
+    params = {RANGES[key]: x for key, x in case["kwargs"].items()}
+    token, logprobs, mask = called(name, case, **params)
+    if mode(name) == "token-mean":
+        loss = aggregate(token.loss, mask, "token-mean")
+    else:
+        loss = aggregate(token.loss, mask, mode(name), num_sequences=mask.shape[0])
+    assert_equals(case, loss, token.loss, logprobs)
+
+
+FIREWORKS = {"dapo": "dapo@fireworks", "cispo": "cispo@fireworks", "gspo": "gspo_token@fireworks"}
+BOUNDS = {"eps_clip_c": "dual_clip", "eps_low": "clip_low", "eps_high": "clip_high"}
+BOUNDS |= {"clip_ratio_low": "clip_low", "clip_ratio_high": "clip_high"}
+
+
+@claim("fireworks_policy")
+def test_losses_equal_fireworks(case: Case) -> None:
+    """The loss times `tis@fireworks`, or IcePop's weight; a sum."""
+    name, given = FIREWORKS[case["fn"]], dict(case["tis"])
+    token, logprobs, mask = called(name, case, **{BOUNDS[key]: x for key, x in case["kwargs"].items()})
+    old, rollout = golden.tensor(case["old_log_prob"]), golden.tensor(case["rollout_log_prob"])
+    correction, params = "tis@fireworks", {"cap": given["cap"]} if "cap" in given else {}
+    if given.get("level") == "sequence":
+        params["level"] = "geometric"
+    if "icepop_threshold" in given:
+        bound = given["icepop_threshold"]
+        correction, params = "icepop", {"low": 1 / bound, "high": bound}
+    weights = reductions.kernel("correction", correction)(old, rollout, mask, **params)
+    token = corrected(token, weights, mask)
+    assert mode(name) == "token-sum"
+    assert_equals(case, aggregate(token.loss, mask, "token-sum"), token.loss, logprobs)

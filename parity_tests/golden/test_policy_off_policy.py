@@ -70,7 +70,7 @@ def test_drpo_equals_its_authors(case: Case) -> None:
     assert_equals(case, *ours("drpo@unirl", case, **params)[:2], magnitude=1e3)
 
 
-@claim("trinity_policy", where=lambda case: case["fn"] == "topr")
+@claim("trinity_off_policy", where=lambda case: case["fn"] == "topr")
 def test_topr_equals_trinity(case: Case) -> None:
     assert_equals(case, *ours("topr@trinity-rft", case)[:2])
 
@@ -83,7 +83,7 @@ REC = {
 }
 
 
-@claim("trinity_policy", where=lambda case: case["fn"] == "rec")
+@claim("trinity_off_policy", where=lambda case: case["fn"] == "rec")
 def test_rec_equals_trinity(case: Case) -> None:
     given = dict(case["kwargs"])
     weight = {"weight": "ratio"} if given.pop("weight", "none") == "importance_sampling" else {}
@@ -91,12 +91,12 @@ def test_rec_equals_trinity(case: Case) -> None:
     assert_equals(case, *ours("rec@trinity-rft", case, **params)[:2])
 
 
-@claim("trinity_policy", where=lambda case: case["fn"] == "opmd")
+@claim("trinity_off_policy", where=lambda case: case["fn"] == "opmd")
 def test_opmd_equals_trinity(case: Case) -> None:
     assert_equals(case, *ours("opmd@trinity-rft", case, **case["kwargs"])[:2])
 
 
-@claim("trinity_policy", where=lambda case: case["fn"] == "sppo")
+@claim("trinity_off_policy", where=lambda case: case["fn"] == "sppo")
 def test_sppo_equals_trinity(case: Case) -> None:
     """The value of a clipped token is 0 there, and that of the bound here."""
     token, gradient, inputs = ours("sppo@trinity-rft", case, **case["kwargs"])

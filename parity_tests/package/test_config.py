@@ -15,7 +15,7 @@ PAPERS = "set clip_low and clip_high as GSPO (3e-4 and 4e-4) or LUSPO (2e-3 and 
 PERCENTAGE = "if it is a percentage (PPO: 0.2, DAPO: 0.28, DeepSeek-R1: 10)"
 # The dialects whose own default is such a value: that of PPO's clip, as GSPO's clip and as the cap of cispo.
 TRAPS = {"cispo@trl", "gspo@nemo-rl", "gspo@slime", "gspo@trl", "luspo@trl", "gspo_token@skyrl"}
-TRAPS |= {"gspo_token@verl", "cispo@ms-swift", "gspo_token@ms-swift"}
+TRAPS |= {"gspo_token@verl", "cispo@ms-swift", "gspo_token@ms-swift", "gspo_token@fireworks"}
 TRAPS |= {"gspo@areal", "gspo@ms-swift", "gspo@openrlhf", "gspo@roll"}
 
 

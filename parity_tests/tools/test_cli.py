@@ -253,9 +253,8 @@ def example(*words: str) -> list[str]:
 
 def test_dialects_stand_side_by_side_with_different_numbers() -> None:
     (row,) = [line.split() for line in example("cispo") if "rollout 0 token 1" in line and "-1.2" in line]
-    assert {"0.889", "0.96", "0.24", "1.08", "1.2"} <= set(
-        row
-    )  # the paper's, verl's, TRL's, ROLL's, SkyRL 0.3's
+    # The paper's, verl's, TRL's, ROLL's, and SkyRL 0.3's.
+    assert {"0.889", "0.96", "0.24", "1.08", "1.2"} <= set(row)
 
 
 def test_a_default_that_a_dialect_keeps_is_in_parentheses() -> None:

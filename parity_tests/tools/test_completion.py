@@ -35,22 +35,19 @@ def completions(line: str, shell: str = "bash", path: Path = ROOT) -> list[str]:
     return [name.partition("\t")[0] for name in done.stdout.split("\n") if name]
 
 
-CISPO = ["verl", "trl", "skyrl", "skyrl<0.4"]  # the dialects of cispo
-
-
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
         ("composer-plugins explain cisp", ["cispo"]),
         ("composer-plugins explain cispo", ["cispo", *(f"cispo@{one}" for one in CISPO)]),
         # bash cuts at "@", and replaces what stands after it
-        ("composer-plugins explain cispo @ t", ["trl"]),
+        ("composer-plugins explain cispo @ t", ["trl", "trinity-rft"]),
         ("composer-plugins explain cispo @", CISPO),
         ("composer-plugins diff cispo @ trl cispo @ ve", ["verl"]),
         ("composer-plugins diff cispo @ trl gsp", ["gspo", "gspo_token"]),
         ("composer-plugins check da", ["dapo"]),
         ("composer-plugins list --kind pol", ["policy"]),
-        ("composer-plugins plot cispo @ t", ["trl"]),
+        ("composer-plugins plot cispo @ t", ["trl", "trinity-rft"]),
         ("composer-plugins plot gspo --kind pol", ["policy"]),
         ("composer-plugins check grpo --kind adv", ["advantage"]),
         ("composer-plugins check grpo --only more_pad", ["more_padding_changes_nothing"]),
@@ -72,7 +69,10 @@ def test_the_names_that_are_read_in_sources_are_those_that_the_modules_have() ->
 
 
 def test_other_shells_are_offered_whole_names() -> None:
-    assert completions("composer-plugins explain cispo@t", shell="fish") == ["cispo@trl"]
+    assert completions("composer-plugins explain cispo@tr", shell="fish") == [
+        "cispo@trl",
+        "cispo@trinity-rft",
+    ]
 
 
 PLUGIN = """

@@ -115,6 +115,30 @@ def ms_swift(note: str, mode: str, **params: Value) -> Dialect:
     )
 
 
+def trinity(file: str, note: str, mode: str, **params: Value) -> Dialect:
+    """A policy loss of Trinity-RFT with the numbers of its `default_args`."""
+    return Dialect(
+        upstream="trinity-rft",
+        params=params,
+        source=f"Trinity-RFT 0.6.0 trinity/algorithm/policy_loss_fn/{file}_policy_loss.py",
+        proof=HOSTS + "test_losses_equal_trinity_rft",
+        note=note,
+        mode=mode,
+    )
+
+
+def fireworks(file: str, note: str, **params: Value) -> Dialect:
+    """A loss of Fireworks' cookbook, a function of Tinker's signature that returns a sum."""
+    return Dialect(
+        upstream="fireworks",
+        params=params,
+        source=f"fw-ai/cookbook training/utils/rl/{file}.py@76821fa",
+        proof=HOSTS + "test_losses_equal_fireworks",
+        note=note,
+        mode="token-sum",
+    )
+
+
 def grpo_trainer(note: str, **params: float) -> Dialect:
     """A `loss_type` of TRL's GRPOTrainer with the defaults of its config."""
     return trl(params=params, source=GRPO_LOSS, proof=GOLDEN_TRL + "test_policy_losses_equal_trl", note=note)
@@ -152,6 +176,15 @@ LOSSES = (
                 proof="no reference obtainable: the loss runs on Tinker's servers",
                 note="old_logprobs are the sampler's; thresholds are ratios, 0.8 is clip_low = 0.2; a sum",
                 mode="token-sum",
+            ),
+            trinity(
+                "ppo",
+                "clip_range, clip_range_low, clip_range_high; clip_ratio_c is dual_clip, and always on; "
+                "every denominator is n + 1e-8",
+                "token-mean",
+                **PPO_CLIPS,
+                dual_clip=3.0,
+                log_ratio_clamp=20.0,
             ),
         ),
     ),
@@ -244,6 +277,14 @@ LOSSES = (
                 "num_items_in_batch of the whole gradient accumulation",
                 "token-mean",
                 **PPO_CLIPS,
+            ),
+            fireworks(
+                "dapo",
+                "eps_clip, eps_clip_high, eps_clip_c are clip_low, clip_high, dual_clip; ratio_log_cap is "
+                "the clamp; tis@fireworks multiplies it",
+                clip_low=0.2,
+                clip_high=0.28,
+                log_ratio_clamp=20.0,
             ),
         ),
     ),
@@ -408,6 +449,20 @@ LOSSES = (
                 "seq-mean-token-mean",
                 **PPO_CLIPS,
             ),
+            trinity(
+                "gspo",
+                "clip_range_low, clip_range_high; a row without an unmasked token counts as a sequence",
+                "seq-mean-token-mean",
+                clip_low=3e-4,
+                clip_high=4e-4,
+            ),
+            fireworks(
+                "gspo",
+                "clip_ratio_low, clip_ratio_high; seq_ratio_log_cap is log_ratio_cap; its mean is over the "
+                "response with its masked tokens; tis@fireworks multiplies it",
+                **PPO_CLIPS,
+                log_ratio_cap=10.0,
+            ),
         ),
     ),
     clipped_by_sequence(
@@ -517,6 +572,20 @@ LOSSES = (
                 source="skyrl 0.3.0 skyrl/backends/skyrl_train/utils/ppo_utils.py compute_policy_loss_cispo",
                 params={"clip_low": 0.0, "clip_high": 5.0, "log_ratio_clamp": 20.0},
                 note="as in 0.4 with other defaults, so that no weight is below 1; without cispo_anchor",
+            ),
+            trinity(
+                "cispo",
+                "clip_range_low, clip_range_high; enable_mask_clip has no row; every denominator is n + 1e-8",
+                "token-mean",
+                clip_low=1.0,
+                clip_high=0.28,
+            ),
+            fireworks(
+                "cispo",
+                "eps_low, eps_high; ratio_log_cap is the clamp; tis@fireworks multiplies it",
+                clip_low=0.2,
+                clip_high=0.28,
+                log_ratio_clamp=20.0,
             ),
         ),
     ),

@@ -221,6 +221,14 @@ CORRECTIONS = (
         exceptions=NORMALISED,
         dialects=(
             Dialect(
+                upstream="fireworks",
+                params={"cap": 5.0},
+                source="fw-ai/cookbook training/utils/rl/tis.py@76821fa compute_tis_weight",
+                proof=HOSTS + "test_losses_equal_fireworks",
+                note="on by default; level sequence is geometric; icepop_threshold t is icepop with 1 / t "
+                "and t",
+            ),
+            Dialect(
                 upstream="openrlhf",
                 params={"cap": 5.0, "floor": 0.5},
                 source=OPENRLHF,
