@@ -80,7 +80,9 @@ def launch(script: str, known: Iterable[Framework]) -> Launch:
 # A shell script.
 
 
-def of_shell(path: Path, text: str, known: Sequence[Framework]) -> Iterator[tuple[int, Launch]]:
+def of_shell(
+    path: Path, text: str, known: Sequence[Framework], is_outer: bool = True
+) -> Iterator[tuple[int, Launch]]:
     """Yield what each command that starts a framework is given, with its line."""
 
     def sourced(name: str) -> str | None:
@@ -99,8 +101,9 @@ def of_shell(path: Path, text: str, known: Sequence[Framework]) -> Iterator[tupl
     problem = "this is not read, because it is not understood as bash"
     unread += [Finding("warning", f"{path}:{line}", problem, "correct it") for line in wrong]
     for one in found:
-        for inner, following in scripts_run(one.words, path):
-            for _, launched in of_shell(inner, inner.read_text(encoding="utf-8", errors="replace"), known):
+        for inner, following in scripts_run(one.words, path) if is_outer else ():
+            text = inner.read_text(encoding="utf-8", errors="replace")
+            for _, launched in of_shell(inner, text, known, is_outer=False):
                 more = reader(launched.framework)(launched.framework, following, path.parent)
                 yield (
                     one.line,
