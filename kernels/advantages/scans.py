@@ -2,9 +2,11 @@
 
 import torch
 from torch.fx import Proxy
-from torch.overrides import handle_torch_function
 
 from composer_plugins.kernels.types import Mask, Tokens
+
+# A traced graph does not know how long its rows are: it has the steps for this many doublings.
+TRACED_DOUBLINGS = 17  # 131,072 tokens
 
 
 def reverse_scan(x: Tokens, decay: Tokens) -> Tokens:
@@ -13,13 +15,21 @@ def reverse_scan(x: Tokens, decay: Tokens) -> Tokens:
     Doubling: after k steps y_t holds the terms of the next 2^k tokens and decay_t their product. Unlike a
     ratio of cumulative products, nothing is divided by a power of the discount that underflowed.
     """
-    if isinstance(x, Proxy):  # how many steps there are is known only when the traced graph runs
-        return handle_torch_function(reverse_scan, (x,), x, decay)
+    if isinstance(x, Proxy):
+        return _traced_scan(x, decay)
     decay, step = decay.to(x.dtype), 1
     while step < x.shape[-1]:
         x = x + decay * _ahead(x, step)
         decay = decay * _ahead(decay, step)
         step *= 2
+    return x
+
+
+def _traced_scan(x: Tokens, decay: Tokens) -> Tokens:
+    """`reverse_scan` while torch.fx traces it, in as many steps as 2^17 tokens need, all of them torch's."""
+    for step in (2**i for i in range(TRACED_DOUBLINGS)):
+        ahead, decay_ahead = (torch.nn.functional.pad(one, (0, step))[..., step:] for one in (x, decay))
+        x, decay = x + decay * ahead, decay * decay_ahead
     return x
 
 
