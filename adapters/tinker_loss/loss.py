@@ -68,6 +68,16 @@ class Loss:
             raise ConfigError("calls_per_step", problem, remedy)
         return self.of_counts(layout, data, logprobs, layout.counts)
 
+    def __repr__(self) -> str:
+        options, channels = self.options, self.channels
+        terms = [(options.policy_weight, f"policy {channels.policy.described}, {self.parsed.mode}")]
+        for weight, name, choice in (
+            (options.hint_weight, "hint", channels.hint),
+            (options.replay_weight, "replay", channels.replay),
+        ):
+            terms += [(weight, f"{name} {choice.described}")] if choice else []
+        return " + ".join(f"{weight:g} * ({term})" for weight, term in terms if weight)
+
     def count(self, data: Sequence[Any]) -> Counts:
         """The counts of a step, from the data of all its calls."""
         return self.layout(data).counts
