@@ -61,6 +61,9 @@ class Loss:
     def __call__(self, data: Sequence[Any], logprobs: Sequence[Tensor]) -> Result:
         """The loss [] of a step with one call, and its metrics."""
         options, layout = self.options, self.layout(data)
+        if options.policy_weight and len(data) == 2 * len(layout.pairs):
+            problem = f"it is {options.policy_weight:g}, and every datum is in a pair"
+            raise DataError("policy_weight", problem, "set it to 0, or add completions of the policy")
         is_divided = options.policy_weight and self.parsed.mode != "token-sum"
         if options.calls_per_step > 1 and (is_divided or self.channels.hint or self.channels.replay):
             problem = f"it is {options.calls_per_step}, and this call has no counts of the whole step"
