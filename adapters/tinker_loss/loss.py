@@ -61,12 +61,25 @@ class Loss:
     def __call__(self, data: Sequence[Any], logprobs: Sequence[Tensor]) -> Result:
         """The loss [] of a step with one call, and its metrics."""
         options, layout = self.options, self.layout(data)
+        if options.policy_weight and len(data) == 2 * len(layout.pairs):
+            problem = f"it is {options.policy_weight:g}, and every datum is in a pair"
+            raise DataError("policy_weight", problem, "set it to 0, or add completions of the policy")
         is_divided = options.policy_weight and self.parsed.mode != "token-sum"
         if options.calls_per_step > 1 and (is_divided or self.channels.hint or self.channels.replay):
             problem = f"it is {options.calls_per_step}, and this call has no counts of the whole step"
             remedy = "pass loss.of_step(loss.count(data)) with the data of all calls of the step"
             raise ConfigError("calls_per_step", problem, remedy)
         return self.of_counts(layout, data, logprobs, layout.counts)
+
+    def __repr__(self) -> str:
+        options, channels = self.options, self.channels
+        terms = [(options.policy_weight, f"policy {channels.policy.described}, {self.parsed.mode}")]
+        for weight, name, choice in (
+            (options.hint_weight, "hint", channels.hint),
+            (options.replay_weight, "replay", channels.replay),
+        ):
+            terms += [(weight, f"{name} {choice.described}")] if choice else []
+        return " + ".join(f"{weight:g} * ({term})" for weight, term in terms if weight)
 
     def count(self, data: Sequence[Any]) -> Counts:
         """The counts of a step, from the data of all its calls."""

@@ -265,6 +265,13 @@ def test_inputs_may_stay_on_this_side() -> None:
     assert torch.equal(wanted[0], ours[0]) and wanted[2] == ours[2]
 
 
+def test_a_loss_says_what_it_trains() -> None:
+    function = loss_fn(policy="dr_grpo", max_length=8.0, replay_weight=0.5, replay_loss="simpo")
+    terms = repr(function).split(" + ")
+    assert terms[0].startswith("1 * (policy dr_grpo(clip_low=0.2") and "seq-mean-token-sum-norm)" in terms[0]
+    assert terms[1].startswith("0.5 * (replay simpo(beta=") and len(terms) == 2
+
+
 def test_rollout_correction_weighs_the_tokens() -> None:
     """TIS with a cap of 2, of old over sampler, on a decoupled PPO."""
     data, logprobs = batch()

@@ -180,6 +180,13 @@ def test_a_sum_needs_no_counts() -> None:
     assert torch.equal(*(loss_and_gradients(f, data, logprobs)[0] for f in (one, several)))
 
 
+def test_pairs_alone_are_not_half_of_a_loss() -> None:
+    data, logprobs = batch()
+    pairs = mark_pairs(data[:2], data[2:])
+    with pytest.raises(ComposerError, match="policy_weight: it is 1, and every datum is in a pair"):
+        loss_and_gradients(loss_fn(replay_weight=1.0), pairs, logprobs)
+
+
 def test_both_completions_of_a_pair_have_numbers_of_their_own() -> None:
     data, logprobs = batch()
     twice = [*mark_pairs(data[:1], data[1:2]), *mark_pairs(data[2:3], data[3:])]
