@@ -1,8 +1,6 @@
 """`ComposerLoss`: torchtitan's tensors -> a loss of the catalogue -> torchtitan's denominator.
 
-This module imports torchtitan. The function that makes a config of torchtitan imports it:
-
-    trainer=PolicyTrainer.Config(loss=ComposerLoss.Config(policy="cispo", policy_params={"clip_high": 4.0}))
+This module imports torchtitan, and a function that makes a config of torchtitan imports it.
 """
 
 from dataclasses import asdict, dataclass, field

@@ -30,8 +30,8 @@ class Titan(ByTable):
             return replace(objective, old=old, rollout=rollout), found
         (policy, config), found = parse({name: table[name] for name in FIELDS if name in table})
         old, rollout = behaviours(policy, ROLLOUT, ROLLOUT)
-        rest = self.objective(table, policy)
-        return replace(rest, mode=MODE, old=old, rollout=rollout, channels=channels_of(config)), found
+        read = replace(self.objective(table, policy), mode=MODE, old=old, rollout=rollout)
+        return replace(read, channels=channels_of(config)), found
 
     def write(self, objective: Objective, version: str | None = None) -> dict[str, Any]:
         """The keywords of torchtitan's own loss where it is the same one, and otherwise of ours."""

@@ -15,10 +15,8 @@ OWN = "ComposerLoss"  # the class of our adapter
 ESTIMATOR = "should_std_normalize"  # of AdvantageEstimator.Config, beside the config of the loss
 MODE = "token-mean"
 STD = Conversion(values={False: "dr_grpo@torchtitan", True: "grpo@torchtitan"})
-MAX_LOG_RATIO = 10.0  # of its losses: `_MAX_LOG_RATIO`, which is no option
 
-# By option of ours: what torchtitan does not have, and what to do.
-NOT_DELIVERED = {
+NOT_DELIVERED = {  # by option: what torchtitan does not have, and what to do
     "hint_weight": (
         "torchtitan passes a loss the log-probabilities of its generator alone, and no teacher's",
         "set it to 0; the hint channel runs in TRL, verl, PRIME-RL and Tinker",
@@ -51,9 +49,7 @@ TORCHTITAN = Framework(
     ),
     names={"clip_eps": BOTH, "ratio_clip_low": LOW, "ratio_clip_high": HIGH},
     denominators={"global_valid_tokens": MODE},
-    provides={
-        "policy": frozenset({"logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"}),
-    },
+    provides={"policy": frozenset({"logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"})},
     partial_batch={"policy": "torchtitan cuts the batch into micro-batches, and those into chunks"},
     packs_rows=True,
     package="torchtitan",

@@ -10,7 +10,7 @@ from torch import Tensor
 from composer_plugins.conformance.claims import GRADIENT, Absent, Claim, Compared, Place
 from composer_plugins.conformance.running import Suite
 from composer_plugins.conformance.torchtitan_claims import upstream
-from composer_plugins.frameworks.torchtitan import LOSS, MAX_LOG_RATIO, TORCHTITAN
+from composer_plugins.frameworks.torchtitan import LOSS, TORCHTITAN
 from composer_plugins.testing.draws import Draw, flag, generator
 
 KNOWN = ("0.3.0",)
@@ -18,6 +18,7 @@ UNKNOWN = "this version of composer-plugins does not know it"
 VALUES = {"clip_eps": [0.05, 0.5], "ratio_clip_low": [0.05, 0.9], "ratio_clip_high": [0.05, 0.28, 3.0]}
 OF_CLASS = {"GRPOLoss": ("clip_eps",), "DAPOLoss": ("ratio_clip_low", "ratio_clip_high")}
 VOCABULARY = 7
+MAX_LOG_RATIO = 10.0  # of its losses: `_MAX_LOG_RATIO`, which is no option
 FLOAT32 = torch.float32
 
 
