@@ -312,7 +312,12 @@ SKYRL = Framework(
     marks=("generator",),
     package="skyrl",
     install="pip install 'composer-plugins' 'skyrl>=0.3,<0.5'",
-    programs=("*.skyrl.train.entrypoints.main_*", "*.examples.train*.main_*", f"*.{ENTRYPOINT}"),
+    programs=(
+        "*.skyrl.train.entrypoints.main_*",
+        "*.examples.train*.*entrypoint*",
+        "*.examples.train*.main_*",
+        f"*.{ENTRYPOINT}",
+    ),
     is_hydra=True,
     convention="composer_plugins.testing.conventions.sums:SKYRL",
     claims="composer_plugins.conformance.skyrl_claims.suite",

@@ -326,3 +326,12 @@ def test_an_estimator_keeps_no_state_that_another_process_would_miss() -> None:
     options = upstream.algorithm({Key.ESTIMATOR: "composer/rloo"})
     first = again(tokens, MASK.long(), uids, None, options)[0]
     assert torch.equal(first, estimate("composer/rloo", tokens, uids))
+
+
+def test_maxrl_is_0_where_skyrl_divides_by_a_mean_that_is_not_above_0() -> None:
+    _, tokens, uids = rewards()
+    theirs = estimate("maxrl", tokens - 2 * (tokens > 0), uids)
+    ours = estimate("composer/maxrl", tokens - 2 * (tokens > 0), uids)
+    assert theirs[:2].abs().max() > 0.9 and not ours[:2].any()
+    above = estimate("composer", tokens, uids, **{NODE: {"advantage": "maxrl@skyrl"}})
+    assert_parity(above[:6], estimate("maxrl", tokens, uids)[:6], terms=8, dtype=torch.float32)
