@@ -60,16 +60,8 @@ COOKBOOK += ("tiktoken", "tml-renderers", "transformers")
 TINKER_SERVER = ("skyrl[tinker,jax]", "tinker", "transformers", "psutil")
 
 # What SkyRL's loss code imports on a CPU, beside its own wheels.
-SKYRL = (
-    "ray",
-    "loguru",
-    "omegaconf",
-    "tensordict",
-    "cloudpickle",
-    "typing_extensions",
-    "pandas",
-    "func_timeout",
-)
+SKYRL = ("ray", "loguru", "omegaconf", "tensordict", "cloudpickle", "typing_extensions", "pandas")
+SKYRL += ("func_timeout", "cloudpathlib")
 # Its loss code runs on Python 3.11 too, from the wheel alone; the wheel asks for 3.12.
 NEWER_SKYRL = "0.4.0"
 
