@@ -32,7 +32,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.fields import nested
 from composer_plugins.calling_convention import Counts
 from composer_plugins.conformance.trl_claims import upstream
 from composer_plugins.conformance.trl_claims.grpo_options import Options
-from composer_plugins.frameworks.registry import running
+from composer_plugins.frameworks.registry import frameworks
 from composer_plugins.frameworks.trl import LOSS_TYPES
 from composer_plugins.frameworks.verl import LOSSES
 from composer_plugins.losses.choosing import choose
@@ -46,6 +46,8 @@ LENGTHS = (7, 3, 5, 1, 6, 4)  # tokens of each completion
 WIDTH = max(LENGTHS)
 MAX_LENGTH = 9  # the constant of the mode that divides by one
 FRAMEWORKS = ("trl", "verl", "prime-rl")
+# Parameters with which a loss keeps some of these batches, whose policies are far from each other.
+WIDE: dict[str, dict[str, float]] = {"flash_reinforce": {"delta": 1.0}}
 # Differences that leave the gradient the same up to its denominator, on a batch in which the rollout engine's
 # log-probabilities are the trainer's.
 SAME_GRADIENT = ("denominator", "old_logprobs", "rollout_logprobs")
@@ -206,7 +208,7 @@ def without_denominator(gradient: Tensor, objective: Objective) -> Tensor:
 def policies() -> Iterator[Loss]:
     """The policy losses that all three adapters run."""
     for loss in losses():
-        if loss.kind == "policy" and all(one.runs(loss) for one in running()):
+        if loss.kind == "policy" and all(frameworks()[name].runs(loss) for name in FRAMEWORKS):
             yield loss
 
 
@@ -254,6 +256,7 @@ def catalogue_tables() -> Iterator[Case]:
     """Every loss that all three adapters run, in each framework's config."""
     for loss in policies():
         required = {name: loss.parameters[name].example for name, d in loss.defaults.items() if d is REQUIRED}
+        required |= WIDE.get(loss.name, {})
         choice = choose("policy", loss.name, required)
         # Advantages that every framework computes, and a constant for the mode that needs one.
         advantage = choose("advantage", "dr_grpo")
