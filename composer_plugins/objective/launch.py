@@ -20,7 +20,7 @@ from composer_plugins.findings import Finding
 from composer_plugins.frameworks.contract import NOTHING, Framework
 from composer_plugins.objective.files import of_yaml
 from composer_plugins.objective.python_script import GIVE, calls, changes, unknown
-from composer_plugins.objective.shell import commands
+from composer_plugins.objective.shell import MOST, TooLong, commands
 from composer_plugins.objective.shell_words import EMPTY, Word
 
 SUFFIXES = (".sh", ".bash", ".zsh", ".slurm", ".sbatch", ".py")  # of scripts
@@ -89,7 +89,12 @@ def of_shell(
         file = found_file(name, path.parent)
         return None if file is None else file.read_text(errors="replace")
 
-    found, wrong, written = commands(text, sourced, str(path.parent))
+    try:
+        found, wrong, written = commands(text, sourced, str(path.parent))
+    except TooLong:
+        problem = f"more than {MOST} commands would have to be followed through its functions and loops"
+        remedy = "give the command that starts the training alone, in a file of its own"
+        raise ConfigError(str(path), problem, remedy) from None
     remedy = (
         "end the line before it with a backslash, with nothing behind it and no comment within the command"
     )

@@ -29,6 +29,7 @@ from composer_plugins.objective.shell_words import (
 
 LANGUAGE = tree_sitter.Language(tree_sitter_bash.language())
 DEEPEST = 20  # function calls within each other; a recursion is cut there
+MOST = 10_000  # commands that are followed: loops within calls within loops double with each level
 STAYING = ("eval", "source", ".")  # what these are given sets variables of the script
 # Files that set up a shell and not a training. What they set counts as the environment.
 HARMLESS = re.compile(
@@ -57,6 +58,10 @@ class Leaving(Exception):
     """The script or a function ends here."""
 
 
+class TooLong(Exception):
+    """More commands than are followed."""
+
+
 class Read(NamedTuple):
     """What was read of a script."""
 
@@ -66,7 +71,7 @@ class Read(NamedTuple):
 
 
 def commands(text: str, sourced: Callable[[str], str | None] = lambda name: None, folder: str = ".") -> Read:
-    """The commands of a script that stands in this folder.
+    """The commands of a script that stands in this folder. Raises TooLong for one with too many.
 
     `sourced` has the text of a file that the script reads with `source`; None if it is not there.
     """
@@ -93,7 +98,7 @@ class Script(Words):
         self.sourced = sourced
         self.exported: set[str] = set()
         self.functions: dict[str, tuple[tree_sitter.Node, Place]] = {}
-        self.depth = 0
+        self.depth = self.followed = 0
         self.found: list[Command] = []
         self.written: dict[str, int] = {}  # files that the script writes, and where
 
@@ -291,6 +296,9 @@ class Script(Words):
 
     def run_command(self, node: tree_sitter.Node) -> bool | None:
         """A command: one of the shell's own, a function, or a program."""
+        self.followed += 1
+        if self.followed > MOST:
+            raise TooLong
         given = [one for one in node.named_children if one.type == "variable_assignment"]
         parts = [one for one in node.named_children if one not in given and "redirect" not in one.type]
         words = tuple(word for one in parts for word in self.words(one))

@@ -240,3 +240,10 @@ def test_migrate_and_doctor_read_a_script(tmp_path: Path) -> None:
     assert done.exit_code == 0 and "# Nothing differs.\n" in done.stdout  # the paths of data have no bearing
     done = invoke("doctor", "--verl", "--script", str(file), "--json")
     assert json.loads(done.stdout)["overrides"] == ["algorithm.adv_estimator=grpo"]
+
+
+def test_a_script_whose_calls_and_loops_double_without_end_is_one_error(tmp_path: Path) -> None:
+    functions = [f"f{i}() {{ for x in a b; do n=$x; f{i + 1}; f{i + 1}; done; }}" for i in range(15)]
+    text = "\n".join([*functions, "f15() { python3 -m verl.trainer.main_ppo a.b=$n; }", "f0"])
+    with pytest.raises(ConfigError, match=r"stages\.sh: more than \d+ commands would have to be followed"):
+        read(tmp_path, "stages.sh", text)
