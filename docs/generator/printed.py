@@ -9,7 +9,8 @@ from docs.generator.written import ROOT, wheel_of_trl
 
 def conform(framework: str) -> str:
     """What `composer-plugins conform --markdown` prints for a framework."""
-    source = {"prime-rl": ("--source", os.environ.get("PRIME_RL_SOURCE", ""))}.get(framework, ())
+    checkout = os.environ.get(f"{framework.replace('-', '_').upper()}_SOURCE", "")
+    source = ("--source", checkout) if checkout else ()
     return _printed("composer_plugins", "conform", framework, "--markdown", *source)
 
 

@@ -18,8 +18,10 @@ END = "<!-- end of table -->"
 ROUNDED = re.compile(r"(?<=\| )(?:0|\d\.\de[-+]\d\d)(?=[ ;])")
 
 TRL, VERL, BOTH = "TRL", "verl", "verl, and TRL in a folder of VERL_WHEELS"
-SKYRL = "SkyRL"
+SKYRL, TORCHTITAN = "SkyRL", "torchtitan"
 CHECKOUT = "a checkout of PRIME-RL: PRIME_RL_SOURCE=DIR .nox/prime_rl/bin/python -m docs.generator"
+NEMO_RL = "a checkout of NeMo-RL: NEMO_RL_SOURCE=DIR .nox/kernels/bin/python -m docs.generator"
+SLIME = "a checkout of slime: SLIME_SOURCE=DIR .nox/kernels/bin/python -m docs.generator"
 VERSIONS = "every version of TRL: nox -s trl_versions -- --write"
 IS_HERE: dict[str, Callable[[], bool]] = {
     "": lambda: True,
@@ -29,8 +31,11 @@ IS_HERE: dict[str, Callable[[], bool]] = {
     CHECKOUT: lambda: bool(os.environ.get("PRIME_RL_SOURCE")),
     VERSIONS: lambda: False,
     SKYRL: lambda: find_spec("skyrl") is not None,
+    TORCHTITAN: lambda: find_spec("torchtitan") is not None,
+    NEMO_RL: lambda: bool(os.environ.get("NEMO_RL_SOURCE")),
+    SLIME: lambda: bool(os.environ.get("SLIME_SOURCE")),
 }
-NOT_BY_MAKE = (CHECKOUT, VERSIONS)  # what no environment of `make pages` has
+NOT_BY_MAKE = (CHECKOUT, NEMO_RL, SLIME, TORCHTITAN, VERSIONS)  # what no environment of `make pages` has
 
 
 class Part(NamedTuple):
@@ -85,6 +90,7 @@ in_memory = partial(Part, "docs/memory.md")
 in_trl_options = partial(Part, "docs/trl_options.md")
 in_trl_support = partial(Part, "docs/trl_support.md")
 FRAMEWORKS = (("trl", TRL), ("verl", VERL), ("prime-rl", CHECKOUT))
+MORE = (("skyrl", SKYRL), ("nemo-rl", NEMO_RL), ("slime", SLIME), ("torchtitan", TORCHTITAN))
 
 PARTS = (
     Part("docs/denominators.svg", "", "picture:draw"),
@@ -108,7 +114,7 @@ PARTS = (
     in_trl_support("other trainers", "trl_support:other_trainers"),
     *(Part("docs/findings.md", name, "findings:section", (name,), needs) for name, needs in FRAMEWORKS),
     *(Part("docs/parity.md", name, "printed:conform", (name,), needs, True) for name, needs in FRAMEWORKS),
-    Part("docs/parity.md", "skyrl", "printed:conform", ("skyrl",), SKYRL, True),
+    *(Part("docs/parity.md", name, "printed:conform", (name,), needs, True) for name, needs in MORE),
     Part("docs/migrate.md", "same gradient", "printed:migrated", (), BOTH, True),
 )
 

@@ -17,8 +17,9 @@ from composer_plugins.losses.bundled.shared import (
     trl,
     verl,
 )
-from composer_plugins.losses.row import MAX, Dialect, Loss, Parameter
+from composer_plugins.losses.row import Dialect, Loss, Parameter
 
+NO_CAP = 3e38  # near the largest number of float32
 REDUCED = ("token_loss", "mask")
 
 HOSTS = "golden/test_policy_hosts.py::"
@@ -262,7 +263,7 @@ CORRECTIONS = (
                 "clip_max is cap, clip_min is floor; the mode by default is sequence_mask: mis",
             ),
             nemo_rl(
-                params={"cap": MAX},
+                params={"cap": NO_CAP},
                 note="use_importance_sampling_correction, off by default, alone is without a cap; with "
                 "truncated_importance_sampling_type tis the _ratio is cap, which has no default, and the "
                 "_ratio_min floor; level sequence with sequence_level_importance_ratios; an infinite or NaN "

@@ -368,7 +368,7 @@ def test_findings_are_printed_with_errors_first(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("arguments", "status", "stream", "words"),
     [
-        (["x.toml", "--framework", "nemo"], 2, "stderr", "error: --framework: unknown framework 'nemo'; kno"),
+        (["x.toml", "--framework", "oat"], 2, "stderr", "error: --framework: unknown framework 'oat'; kno"),
         (["colon.toml"], 1, "stdout", "error: trainer.loss.import_path"),
     ],
 )
