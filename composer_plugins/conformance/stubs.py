@@ -46,6 +46,11 @@ class Anything(metaclass=Named):
     def __class_getitem__(cls, _: Any) -> Any:
         return cls
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _: Any, schema_of: Any) -> Any:
+        """As the type of a field, anything is valid."""
+        return schema_of(Any)
+
 
 def stand_in(name: str) -> Any:
     """A class of this name."""
@@ -85,8 +90,8 @@ class Stubs(MetaPathFinder, Loader):
         """Nothing is executed."""
 
 
-def stub(*names: str) -> None:
-    """Let these packages be empty modules, where they are not installed.
+def stub(*names: str) -> list[str]:
+    """Let these packages be empty modules, where they are not installed. Returns which are not.
 
     "tensorboard" is torch.utils.tensorboard too, which looks at its version.
     """
@@ -95,6 +100,7 @@ def stub(*names: str) -> None:
     new = (one for one in names if one not in sys.modules)
     absent = [one for one in new if PathFinder.find_spec(one.split(".")[0]) is None]
     sys.meta_path.append(Stubs(absent))
+    return absent
 
 
 def commit_of(checkout: Path) -> str:

@@ -58,7 +58,6 @@ CLAIMED = {
     "torchtitan_claims": {"torchtitan", f"{ADAPTERS}.torchtitan_loss"},
     "trl_claims": {"datasets", "tokenizers", "transformers", "trl"},
     "verl_claims": {"numpy", "tensordict", "verl", f"{ADAPTERS}.verl_plugin"},
-    "prime_rl_claims": {"pydantic_core"},
 }
 
 # What a function may import, when it is called: `demo` runs a recipe, `check` the laws, `conform` the claims,

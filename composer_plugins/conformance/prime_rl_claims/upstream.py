@@ -8,17 +8,16 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from pydantic_core import core_schema
 from torch import Tensor
 
 from composer_plugins.adapters.prime_rl_plugin.doctor import probe
 from composer_plugins.adapters.prime_rl_plugin.upstream import INSTALLATION, generation_by_features
 from composer_plugins.conformance.prime_rl_claims.packs import Pack
+from composer_plugins.conformance.stubs import stub
 from composer_plugins.frameworks.prime_rl import Generation
 
 SOURCE = "PRIME_RL_SOURCE"  # the environment variable that names the checkout
@@ -26,25 +25,6 @@ STUBBED = ("wandb", "renderers", "zmq", "verifiers")
 # The classes of `[trainer.loss]` by its type.
 CONFIGS = {"default": "DefaultLossConfig", "ipo": "IPOLossConfig", "icepop": "IcePopLossConfig"}
 CONFIGS |= {"ppo": "PPOLossConfig", "cispo": "CISPOLossConfig", "custom": "CustomLossConfig"}
-
-
-class Anything:
-    """Stands in for a class that is only named in an annotation, or made as a default."""
-
-    def __init__(self, **_: Any) -> None: ...
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, *_: Any) -> Any:
-        return core_schema.any_schema()
-
-
-class Empty(ModuleType):
-    """Stands in for a package that has no part in a loss."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Anything
 
 
 class Upstream(NamedTuple):
@@ -96,9 +76,7 @@ def source() -> Path | None:
 def load(checkout: Path) -> Upstream:
     """Import the checkout's loss and its configuration."""
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # what it compiles is not the loss
-    for name in STUBBED:
-        if name not in sys.modules and find_spec(name) is None:
-            sys.modules[name] = Empty(name)
+    stub(*STUBBED)
     folders = [checkout / "src", checkout / "packages" / "prime-rl-configs" / "src"]
     sys.path[:0] = [str(folder) for folder in folders if folder.is_dir()]
     loss = import_module("prime_rl.trainer.rl.loss")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from composer_plugins.conformance.stubs import Anything, stub
 from parity_tests.rigs.prime_rl_cpu import absent, device, inputs
 
 
@@ -19,7 +20,7 @@ def open_checkout(checkout: Path) -> Any:
     os.environ.update(TORCHDYNAMO_DISABLE="1", HF_HUB_OFFLINE="1", WANDB_MODE="disabled")
     folders = [checkout / "src", checkout / "packages" / "prime-rl-configs" / "src"]
     sys.path[:0] = [str(folder) for folder in folders if folder.is_dir()]
-    empty = absent.stand_in()
+    empty = stub(*absent.PACKAGES)
     print("not installed, so empty here:", ", ".join(empty), flush=True)
     train = import_module("prime_rl.trainer.rl.train")
     assert Path(train.__file__ or "").is_relative_to(checkout), f"{train.__file__} is not of {checkout}"
@@ -102,13 +103,18 @@ def patch(train: Any, out: Path, data: Any, *, float32: bool, logs: bool) -> lis
     counter.__init__ = counted
     for module in (train, import_module("prime_rl.trainer.utils")):
         for name in ("clip_grad_norm_", "torch_clip_grad_norm_"):
-            if getattr(module, name, None) is absent.Anything:
+            if is_stand_in(getattr(module, name, None)):
                 setattr(module, name, clip)
     if float32:
         model = import_module("prime_rl.trainer.model")
         policy = model.MixedPrecisionPolicy
         model.MixedPrecisionPolicy = lambda param_dtype, **rest: policy(param_dtype=torch.float32, **rest)
     return models
+
+
+def is_stand_in(found: Any) -> bool:
+    """Whether a name comes from a package that is not installed."""
+    return isinstance(found, type) and issubclass(found, Anything)
 
 
 def clip(parameters: Any, max_norm: float, **_: Any) -> Any:
