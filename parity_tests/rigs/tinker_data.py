@@ -7,6 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from composer_plugins.adapters.tinker_loss import mark_pairs
+from composer_plugins.frameworks.tinker import TINKER
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import Loss
+
+POLICIES = [one for one in losses() if one.kind == "policy" and TINKER.runs(one)]
+
 
 class Numbers:
     """A TensorData that keeps float64."""
@@ -45,6 +52,30 @@ class Datum:
     def __post_init__(self) -> None:
         wrapped = {k: Numbers(x) if isinstance(x, Tensor) else x for k, x in self.loss_fn_inputs.items()}
         object.__setattr__(self, "loss_fn_inputs", wrapped)
+
+
+class Future:
+    """What a client returns at once."""
+
+    def __init__(self, found: list[float | None]) -> None:
+        self.found = found
+
+    def result(self) -> list[float | None]:
+        """The log-probabilities of the prompt's tokens."""
+        return self.found
+
+
+class Sampler:
+    """A SamplingClient whose log p(token | prefix) is -(token + sum of the prefix / 100)."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+
+    def compute_logprobs(self, prompt: Input) -> Future:
+        """The log-probabilities, None for the first token."""
+        tokens = prompt.to_ints()
+        self.seen.append(tokens)
+        return Future([None, *(-(x + sum(tokens[:i]) / 100) for i, x in enumerate(tokens) if i)])
 
 
 LENGTHS = (5, 3, 7, 4)
@@ -101,3 +132,23 @@ def loss_and_gradients(
     leaves = [one.clone().requires_grad_() for one in logprobs]
     loss, metrics = function(data, leaves)
     return loss.detach(), list(torch.autograd.grad(loss, leaves)), metrics
+
+
+def paired(
+    weights: Sequence[float] = (1.0, 3.0), order: Sequence[int] = (0, 2, 4, 1, 3)
+) -> tuple[list[Any], list[Tensor]]:
+    """Two pairs, and one datum of the policy: the chosen ones, the policy's, the rejected ones."""
+    data, logprobs = batch(lengths=(5, 3, 7, 4, 6), prompts=(2, 1, 3, 1, 2))
+    whole = [*mark_pairs([data[0], data[1]], [data[2], data[3]], weights), data[4]]
+    scored = [logprobs[i] for i in (0, 2, 1, 3, 4)]
+    return [whole[i] for i in order], [scored[i] for i in order]
+
+
+def options_of(loss: Loss) -> dict[str, Any]:
+    """What a policy loss needs beside its name."""
+    needed = {name: one.example for name, one in loss.parameters.items() if one.example is not None}
+    required = {name: x for name, x in needed.items() if repr(loss.defaults[name]) == "required"}
+    found: dict[str, Any] = {"policy": loss.name, "policy_params": required}
+    if loss.mode == "seq-mean-token-sum-norm":
+        found["max_length"] = 6.0
+    return found

@@ -20,6 +20,7 @@ from torch import Tensor
 
 ADAPTER = "composer_plugins.adapters.torchtitan_loss.loss"
 IS_INSTALLED = find_spec("torchtitan") is not None
+Batch = dict[str, Tensor]
 
 
 class BaseLoss:
@@ -98,3 +99,17 @@ def flat(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 def valid_tokens(batch: dict[str, Tensor]) -> int:
     """The count that torchtitan's batcher passes: response tokens with a finite generator log-probability."""
     return int((batch["loss_mask"] & batch["generator_logprobs"].isfinite()).sum())
+
+
+def make(loss_module: Any, **fields: Any) -> Any:
+    """The loss of a config with these fields."""
+    return loss_module.ComposerLoss.Config(**fields).build()
+
+
+def run(loss: Any, batch: Batch, tokens: int | None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """The loss, its gradient in the logits, and the metrics."""
+    given = {**batch, "logits": batch["logits"].clone().requires_grad_()}
+    logits, labels = given.pop("logits"), given.pop("labels")
+    value, metrics = loss(logits, labels, tokens, **given)
+    (gradient,) = torch.autograd.grad(value, logits)
+    return value.detach(), gradient, metrics

@@ -8,26 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.tinker_loss import inputs_apart, loss_fn, mark_pairs
+from composer_plugins.adapters.tinker_loss import inputs_apart, loss_fn
 from composer_plugins.frameworks.tinker import TINKER
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Loss
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.rigs.tinker_data import batch, changed, loss_and_gradients, without
+from parity_tests.rigs.tinker_data import (
+    POLICIES,
+    batch,
+    changed,
+    loss_and_gradients,
+    options_of,
+    paired,
+    without,
+)
 
-POLICIES = [one for one in losses() if one.kind == "policy" and TINKER.runs(one)]
 PREFERENCES = [one for one in losses() if one.kind == "preference" and TINKER.runs(one)]
 Gradients = list[list[float]]
-
-
-def options_of(loss: Loss) -> dict[str, Any]:
-    """What a policy loss needs beside its name."""
-    needed = {name: one.example for name, one in loss.parameters.items() if one.example is not None}
-    required = {name: x for name, x in needed.items() if repr(loss.defaults[name]) == "required"}
-    found: dict[str, Any] = {"policy": loss.name, "policy_params": required}
-    if loss.mode == "seq-mean-token-sum-norm":
-        found["max_length"] = 6.0
-    return found
 
 
 def numbers(datum: Any, name: str) -> list[float]:
@@ -126,16 +123,6 @@ def test_hint_in_the_advantages_equals_its_formula() -> None:
     for i, gradient in enumerate(gradients):
         wanted = [slopes.get((i, t), 0.0) for t in range(len(gradient))]
         assert_parity(gradient, torch.tensor(wanted, dtype=torch.float64), terms=4)
-
-
-def paired(
-    weights: Sequence[float] = (1.0, 3.0), order: Sequence[int] = (0, 2, 4, 1, 3)
-) -> tuple[list[Any], list[Tensor]]:
-    """Two pairs, and one datum of the policy: the chosen ones, the policy's, the rejected ones."""
-    data, logprobs = batch(lengths=(5, 3, 7, 4, 6), prompts=(2, 1, 3, 1, 2))
-    whole = [*mark_pairs([data[0], data[1]], [data[2], data[3]], weights), data[4]]
-    scored = [logprobs[i] for i in (0, 2, 1, 3, 4)]
-    return [whole[i] for i in order], [scored[i] for i in order]
 
 
 def test_replay_equals_dpo_by_hand() -> None:

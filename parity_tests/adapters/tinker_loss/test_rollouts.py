@@ -13,31 +13,7 @@ from composer_plugins.adapters.tinker_loss import (
     mark_pairs,
 )
 from composer_plugins.errors import ComposerError
-from parity_tests.rigs.tinker_data import Input, batch, changed, without
-
-
-class Future:
-    """What a client returns at once."""
-
-    def __init__(self, found: list[float | None]) -> None:
-        self.found = found
-
-    def result(self) -> list[float | None]:
-        """The log-probabilities of the prompt's tokens."""
-        return self.found
-
-
-class Sampler:
-    """A SamplingClient whose log p(token | prefix) is -(token + sum of the prefix / 100)."""
-
-    def __init__(self) -> None:
-        self.seen: list[list[int]] = []
-
-    def compute_logprobs(self, prompt: Input) -> Future:
-        """The log-probabilities, None for the first token."""
-        tokens = prompt.to_ints()
-        self.seen.append(tokens)
-        return Future([None, *(-(x + sum(tokens[:i]) / 100) for i, x in enumerate(tokens) if i)])
+from parity_tests.rigs.tinker_data import Sampler, batch, changed, without
 
 
 def entry(datum: Any, name: str) -> list[float]:

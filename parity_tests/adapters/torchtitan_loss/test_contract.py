@@ -17,25 +17,11 @@ from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, of_kind
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.rigs.torchtitan_doubles import IS_INSTALLED, flat, packed, valid_tokens
+from parity_tests.rigs.torchtitan_doubles import IS_INSTALLED, Batch, flat, make, packed, run, valid_tokens
 
-Batch = dict[str, Tensor]
 LAYOUTS: dict[str, Callable[[Batch], Batch]] = {"0.3.0": lambda batch: batch} | (
     {} if IS_INSTALLED else {"b5bcd76": flat}
 )
-
-
-def make(loss_module: Any, **fields: Any) -> Any:
-    return loss_module.ComposerLoss.Config(**fields).build()
-
-
-def run(loss: Any, batch: Batch, tokens: int | None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """The loss, its gradient in the logits, and the metrics."""
-    given = {**batch, "logits": batch["logits"].clone().requires_grad_()}
-    logits, labels = given.pop("logits"), given.pop("labels")
-    value, metrics = loss(logits, labels, tokens, **given)
-    (gradient,) = torch.autograd.grad(value, logits)
-    return value.detach(), gradient, metrics
 
 
 def clipped(batch: Batch, low: float, high: float) -> tuple[float, Tensor]:

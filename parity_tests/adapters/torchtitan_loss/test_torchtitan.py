@@ -13,8 +13,7 @@ from torchtitan.config import Configurable
 
 from composer_plugins.conformance.torchtitan_claims import upstream
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.adapters.torchtitan_loss.test_contract import make, run
-from parity_tests.rigs.torchtitan_doubles import packed, valid_tokens
+from parity_tests.rigs.torchtitan_doubles import make, packed, run, valid_tokens
 
 
 @pytest.mark.parametrize("seed", range(20))

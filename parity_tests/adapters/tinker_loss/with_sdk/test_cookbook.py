@@ -14,8 +14,7 @@ from torch import Tensor
 from composer_plugins.adapters.tinker_loss import add_advantages, add_ref_logprobs, loss_fn, mark_pairs
 from composer_plugins.errors import ComposerError
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.adapters.tinker_loss.test_rollouts import Sampler
-from parity_tests.rigs.tinker_data import loss_and_gradients, without
+from parity_tests.rigs.tinker_data import Sampler, loss_and_gradients, without
 
 PROMPT = [1, 2, 3]
 SAMPLED = ([4, 5], [6, 7, 8]), ([-1.0, -0.5], [-0.2, -0.3, -2.0])

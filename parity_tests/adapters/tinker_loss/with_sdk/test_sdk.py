@@ -19,8 +19,7 @@ from composer_plugins.adapters.tinker_loss import custom_loss, inputs_apart, los
 from composer_plugins.errors import ComposerError
 from composer_plugins.losses.row import Loss
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.adapters.tinker_loss.test_loss import POLICIES, options_of, paired
-from parity_tests.rigs.tinker_data import batch, loss_and_gradients
+from parity_tests.rigs.tinker_data import POLICIES, batch, loss_and_gradients, options_of, paired
 
 
 def theirs() -> tuple[list[types.Datum], list[Tensor]]:
