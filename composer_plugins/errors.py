@@ -33,7 +33,7 @@ class ComposerError(Exception):
         return type(self), (self.key, self.problem, self.remedy), {"others": self.others}
 
     def __str__(self) -> str:
-        return "\n".join(f"{one.key}: {one.problem}; {one.remedy}" for one in (self, *self.others))
+        return "\n".join(one.args[0] for one in (self, *self.others))
 
     def under(self, prefix: str, separator: str = ".") -> Self:
         """The same error with its key below `prefix`: "policy" becomes "algorithm.composer.policy"."""

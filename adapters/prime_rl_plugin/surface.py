@@ -144,8 +144,8 @@ def _chosen_already(function: str, fixed: Mapping[str, Any], kwargs: Mapping[str
         if option in fixed:
             problem = f"the function {function} has chosen {fixed[option]!r} already"
             yield _error(option, problem, f"remove it, or set import_path = {MODULE + '.loss_fn'!r}")
-        elif option in DECIDED_ELSEWHERE:
-            yield _error(option, *DECIDED_ELSEWHERE[option])
+        else:
+            yield from channels.decided_elsewhere([option], DECIDED_ELSEWHERE)
 
 
 def _explained(

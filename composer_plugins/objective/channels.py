@@ -1,6 +1,6 @@
 """The channels of a loss function that a framework calls with one number per sampled token, checked once."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from composer_plugins.config import ComposerConfig
@@ -48,7 +48,7 @@ def chosen(framework: Framework, config: ComposerConfig, given: Collection[str])
     return channels, found
 
 
-def decided_elsewhere(given: Collection[str], table: "dict[str, tuple[str, str]]") -> Iterator[Finding]:
+def decided_elsewhere(given: Collection[str], table: Mapping[str, tuple[str, str]]) -> Iterator[Finding]:
     """Yield an error for each given option that this framework decides; `table` has problem and remedy."""
     for option in given:
         if option in table:
