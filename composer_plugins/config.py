@@ -319,6 +319,18 @@ def at(tree: Any, path: str) -> Any:
     return tree
 
 
+ABSENT = object()  # of a key that a config does not have
+
+
+def entry(tree: Any, path: str) -> Any:
+    """The entry at a dotted path of nested mappings, which may be null; ABSENT where there is none."""
+    for key in path.split("."):
+        if not isinstance(tree, Mapping) or key not in tree:
+            return ABSENT
+        tree = tree[key]
+    return tree
+
+
 def check_template(key: str, template: str, needed: set[str], optional: Set[str] = frozenset()) -> None:
     """Raise ConfigError unless `template` has the fields `needed`, and no others but the `optional` ones."""
     try:

@@ -21,7 +21,8 @@ from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.masking import keep
 from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.losses.calling import call
-from composer_plugins.objective.own_options import NORM, asked
+from composer_plugins.objective.objective import NORM
+from composer_plugins.objective.own_options import asked
 from composer_plugins.objective.per_token import Terms, metric_sums, per_token
 
 TOKEN_MEAN = "token-mean"
@@ -34,8 +35,7 @@ CHANNELS = {
 }
 NOT_OURS = {
     f"{LOSS}.positive_example_nll_weight": "its term is divided by the correct tokens of a micro-batch, "
-    "which "
-    "changes with the cut"
+    "which changes with the cut"
 }
 
 
@@ -95,8 +95,8 @@ class ComposerLoss(NemoLoss):
     `policy` names, its KL and its importance-sampling correction; without `policy` the loss is the one that
     it chooses. `mode` is an aggregation mode; without it `token_level_loss` decides (a mean over tokens, or
     over sequences of the mean over tokens). "seq-mean-token-sum-norm" needs `max_length`. `options` are
-    those of
-    ComposerConfig: policy, policy_params, policy_weight, rollout_correction, rollout_correction_params.
+    those of ComposerConfig: policy, policy_params, policy_weight, rollout_correction,
+    rollout_correction_params.
     Raises ConfigError for what is not understood, for a loss that needs what NeMo-RL does not have, and for a
     hint or a replay channel.
     """
@@ -138,9 +138,8 @@ class ComposerLoss(NemoLoss):
     @property
     def reference_policy_kl_penalty(self) -> float:
         """NeMo-RL computes log-probabilities without top-k and top-p for the KL where this is not 0."""
-        return (
-            self.terms.objective.kl.weight if self.terms.reads_reference and self.terms.objective.kl else 0.0
-        )
+        kl = self.terms.objective.kl
+        return kl.weight if self.terms.reads_reference and kl else 0.0
 
     def __call__(
         self,
@@ -158,9 +157,9 @@ class ComposerLoss(NemoLoss):
             "logprobs": next_token_logprobs,
             "old_logprobs": old,
             "rollout_logprobs": sampled,
+            "advantages": data["advantages"][:, 1:],
             "mask": mask,
         }
-        given["advantages"] = data["advantages"][:, 1:]
         if self.terms.reads_reference:
             given["ref_logprobs"] = data["reference_policy_logprobs"][:, 1:]
         if (unfiltered := data.get("curr_logprobs_unfiltered")) is not None:
@@ -198,11 +197,8 @@ class ComposerDistillationLoss(NemoLoss):
         **options: Any,
     ) -> None:
         own = table_of(loss_config)
-        self.given, self.mode, self.length = (
-            (own, {"mode": mode, "max_length": max_length, **options}),
-            mode,
-            max_length,
-        )
+        self.given = own, {"mode": mode, "max_length": max_length, **options}
+        self.mode, self.length = mode, max_length
         if own.get("zero_outside_topk"):
             problem = "it is true, and the loss gets the student's k entries alone, and not the rest"
             raise ConfigError(f"{LOSS}.zero_outside_topk", problem, "set it to false")

@@ -6,23 +6,17 @@ from typing import Any
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding, Findings, enforce
 from composer_plugins.frameworks.slime import SLIME
-from composer_plugins.objective.own_options import NORM, Asked, examined
+from composer_plugins.objective.objective import NORM
+from composer_plugins.objective.own_options import Asked, examined
 
 NODE = "composer"  # the attribute of args with our options
 BY_ROLLOUT = ("seq-mean-token-mean", "seq-mean-token-sum", NORM)
 CHANNELS = {"replay_weight": "slime has no pairs; set it to 0, or train in TRL, verl or with Tinker's call"}
 NOT_OURS = {"custom_pg_loss_reducer_function_path": "our loss is reduced by slime's own reducer"}
 # The attributes of args that decide the loss.
-READ = tuple(
-    dict.fromkeys(
-        (
-            *(key for one in SLIME.losses for key in one.options),
-            *(one.key for one in SLIME.options),
-            *SLIME.not_carried,
-            "opd_kl_coef",
-        )
-    )
-)
+_CHOOSERS = (key for one in SLIME.losses for key in one.options)
+_OPTIONS = (one.key for one in SLIME.options)
+READ = tuple(dict.fromkeys((*_CHOOSERS, *_OPTIONS, *SLIME.not_carried, "opd_kl_coef")))
 
 
 def findings(table: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[Finding]:

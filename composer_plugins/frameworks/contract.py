@@ -119,6 +119,11 @@ class Option:
         """Whether it acts on a loss of ours by setting parameters only."""
         return not (self.effect or self.objective or self.without_effect)
 
+    def is_read_beside(self, value: Any) -> bool:
+        """Whether it is read where the option of `only_with` has this value."""
+        needed = self.only_with[1] if self.only_with else None
+        return bool(value == needed) if needed is not None else value not in (None, False)
+
     @property
     def is_of_the_policy(self) -> bool:
         """Whether the weight of the policy loss scales it."""
@@ -261,8 +266,14 @@ class Framework:
         option = next((one for one in self.options if one.objective == "mode"), None)
         if option is None or option.default is None:
             return ""
-        found: str = (option.conversion.values or self.denominators).get(option.default, "")
+        found: str = self.values_of(option).get(option.default, "")
         return found
+
+    def values_of(self, option: Option) -> Mapping[Any, Any]:
+        """Our value by each of the option's, where it has names; of a mode, those of the denominators."""
+        if option.conversion.values or option.objective != "mode":
+            return option.conversion.values
+        return self.denominators
 
     def option(self, key: str, kind: Kind = "policy") -> Option:
         """The option of this key."""

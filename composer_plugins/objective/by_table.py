@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from composer_plugins.config import at, unlikely
+from composer_plugins.config import ABSENT, at, entry, unlikely
 from composer_plugins.errors import ConfigError, did_you_mean, near, unknown
 from composer_plugins.findings import Finding
 from composer_plugins.frameworks.contract import NOTHING, Framework, NamedLoss, Option, parameters_of
@@ -22,7 +22,6 @@ from composer_plugins.objective.rules import denominator_of_another
 NUMBERS = {"entropy": NUMBER, "temperature": POSITIVE, "group_size": COUNT, "length": COUNT}
 NUMBERS |= {"kl.weight": WEIGHT}
 KINDS = {"kl.estimator": "kl", "advantage": "advantage"}
-ABSENT = object()  # of a key that a config does not have
 
 
 class ByTable:
@@ -225,18 +224,11 @@ class ByTable:
     def converted(self, option: Option, table: Mapping[str, Any]) -> Any:
         """The value of the objective's field that an option sets; None where another option keeps it off."""
         value = option.default if (found := at(table, option.key)) is None else found
-        if option.only_with is not None:
-            other, needed = option.only_with
-            beside = at(table, other)
-            if not (beside == needed if needed is not None else beside not in (None, False)):
-                return None
-        if value is None:
+        if value is None or (option.only_with and not option.is_read_beside(at(table, option.only_with[0]))):
             return None
         if option.objective in NUMBERS:
             NUMBERS[option.objective].check(option.key, value, option.default)
-        known = option.conversion.values or (
-            self.framework.denominators if option.objective == "mode" else NOTHING
-        )
+        known = self.framework.values_of(option)
         if known and (not isinstance(value, Hashable) or value not in known):
             raise unknown(option.key, str(value), map(str, known), noun="value")
         ours = known[value] if known else option.conversion.ours(value)
@@ -247,7 +239,7 @@ class ByTable:
         if ours is None:
             return None
         if option.objective == "mode":
-            known = option.conversion.values or self.framework.denominators
+            known = self.framework.values_of(option)
             return {mode: name for name, mode in reversed([*known.items()])}.get(ours)
         if not option.conversion.values:
             return option.conversion.theirs(ours)
@@ -291,15 +283,6 @@ class ByTable:
                 options[option.key] = sets.conversion.theirs(value)
                 now |= dict.fromkeys(sets.parameters, value)
         return options, sum(value != choice.value(name) for name, value in now.items())
-
-
-def entry(tree: Any, path: str) -> Any:
-    """The entry at a dotted path of a config, which may be null; ABSENT where there is none."""
-    for key in path.split("."):
-        if not isinstance(tree, Mapping) or key not in tree:
-            return ABSENT
-        tree = tree[key]
-    return tree
 
 
 def nested(options: Mapping[str, Any]) -> dict[str, Any]:

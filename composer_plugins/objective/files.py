@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import yaml
 
+from composer_plugins.config import ABSENT, entry
 from composer_plugins.errors import ConfigError, in_a_line
 
 DEEPEST = 20  # how often one interpolation may lead to another
@@ -62,12 +63,8 @@ def _interpolated(value: Any, root: Mapping[str, Any], depth: int = 0) -> Any:
     if isinstance(value, Mapping):
         return {key: _interpolated(one, root, depth) for key, one in value.items()}
     if isinstance(value, str) and value.startswith("${") and value.endswith("}") and depth < DEEPEST:
-        found: Any = root
-        for part in value[2:-1].split("."):
-            if not isinstance(found, Mapping) or part not in found:
-                return value
-            found = found[part]
-        return _interpolated(found, root, depth + 1)
+        found = entry(root, value[2:-1])
+        return value if found is ABSENT else _interpolated(found, root, depth + 1)
     return value
 
 

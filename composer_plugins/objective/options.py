@@ -106,8 +106,7 @@ def only_with(framework: Framework, value_at: Callable[[str], Any]) -> Iterator[
         name, needed = option.only_with
         other = framework.key(framework.option(name, option.kind))
         found = value_at(other)
-        acts = found == needed if needed is not None else found not in (None, False)
-        if not acts:
+        if not option.is_read_beside(found):
             state = "not set" if found is None else repr(found)
             problem = f"it is {value!r}, and it has no effect, because {other} is {state}"
             to_set = other if needed is None else f"{other}={needed}"

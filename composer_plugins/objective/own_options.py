@@ -4,17 +4,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from composer_plugins.config import ComposerConfig, scaled_hint, unlikely
+from composer_plugins.config import ABSENT, ComposerConfig, entry, scaled_hint, unlikely
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding, Findings, enforce
 from composer_plugins.frameworks.contract import Framework
 from composer_plugins.losses.choosing import Choice
-from composer_plugins.objective.by_table import ABSENT, ByTable, entry
-from composer_plugins.objective.objective import Objective, channels_of
+from composer_plugins.objective.by_table import ByTable
+from composer_plugins.objective.objective import NORM, Objective, channels_of
 from composer_plugins.objective.options import parameters_set
 from composer_plugins.objective.rules import denominator_of_another
 
-NORM = "seq-mean-token-sum-norm"
 # Options of ComposerConfig for which a framework has another place.
 ELSEWHERE = ("advantage", "advantage_params", "on_bad_reward", "old_policy")
 
