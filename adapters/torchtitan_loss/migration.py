@@ -12,6 +12,7 @@ from composer_plugins.objective.by_table import ByTable
 from composer_plugins.objective.objective import Behaviour, Objective, behaviours, channels_of, named_policy
 
 ROLLOUT: Behaviour = "rollout engine"
+RL = "torchtitan.experiments.rl"
 IMPORTS = {OWN: "composer_plugins.adapters.torchtitan_loss.loss"}
 
 
@@ -51,12 +52,12 @@ class Titan(ByTable):
         """The lines of Python with which a function of torchtitan's configs makes this loss."""
         name = str(table[LOSS])
         given = {key: x for key, x in table.items() if key not in (LOSS, ESTIMATOR)}
-        lines = [f"from {IMPORTS.get(name, 'torchtitan.experiments.rl.losses')} import {name}", ""]
+        lines = [f"from {IMPORTS.get(name, f'{RL}.losses')} import {name}", ""]
         lines += [f"loss = {name}.Config({', '.join(f'{key}={x!r}' for key, x in given.items())})"]
         if ESTIMATOR in table:
-            lines += [
-                f"advantage = AdvantageEstimator.Config({ESTIMATOR}={table[ESTIMATOR]!r})  # of rollouter"
-            ]
+            lines += ["", f"from {RL}.rollout.advantage import AdvantageEstimator", ""]
+            lines += [f"advantage = AdvantageEstimator.Config({ESTIMATOR}={table[ESTIMATOR]!r})"]
+            lines[-1] += "  # of Rollouter.Config"
         return "\n".join(lines) + "\n"
 
 

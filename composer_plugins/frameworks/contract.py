@@ -144,6 +144,7 @@ class NamedLoss(NamedTuple):
     since: str = ""  # the first of `Framework.releases` that has it; "": it was always there
     until: str = ""  # the first one without it; "": none
     mode: str = ""  # the aggregation mode that it always has, whatever is configured
+    needs_mode: str = ""  # the aggregation mode without which the framework refuses it
     kind: Kind = "policy"
 
     def option(self, key: str) -> Option | None:

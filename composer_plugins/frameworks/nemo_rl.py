@@ -26,8 +26,9 @@ MAX_RATIO, MIN_RATIO = "truncated_importance_sampling_ratio", "truncated_importa
 CORRECTING, BY_SEQUENCE = "use_importance_sampling_correction", POLICIES[2]
 
 
-def _policy(row: str, **chosen: bool) -> NamedLoss:
-    return NamedLoss(row, {f"{LOSS}.{name}": chosen.get(name, False) for name in POLICIES})
+def _policy(row: str, needs_mode: str = "", **chosen: bool) -> NamedLoss:
+    options = {f"{LOSS}.{name}": chosen.get(name, False) for name in POLICIES}
+    return NamedLoss(row, options, needs_mode=needs_mode)
 
 
 def _correction(row: str, kind: str | None, level: str = "token") -> NamedLoss:
@@ -47,8 +48,8 @@ def _advantage(row: str, normalize_rewards: bool, leave_one_out: bool) -> NamedL
 
 LOSSES = (
     _policy("grpo@nemo-rl"),
-    _policy("cispo@nemo-rl", use_cispo=True),
-    _policy("gspo@nemo-rl", sequence_level_importance_ratios=True),
+    _policy("cispo@nemo-rl", "token-mean", use_cispo=True),
+    _policy("gspo@nemo-rl", "seq-mean-token-mean", sequence_level_importance_ratios=True),
     _policy("reinforce@nemo-rl", disable_ppo_ratio=True),
     *(
         NamedLoss(f"{k}_corrected@nemo-rl", {f"{LOSS}.reference_policy_kl_type": k}, kind="kl")

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
@@ -87,6 +87,7 @@ class Parameter:
     example: Any = None  # a value for `explain`, where the kernel has no default
     unchecked: bool = False  # of a loss named by import path: only its type is known
     unlikely: tuple[Unlikely, ...] = ()
+    no_bound: float | None = None  # of a bound that may be None: from here on it bounds nothing, as None does
     # It acts only beside this parameter, with one of these values; without a value, where that one is set.
     only_with: tuple[Any, ...] = ()
 
@@ -211,6 +212,21 @@ class Loss:
         module, _, function = self.path.partition(":")
         kernel: Callable[..., Any] = getattr(import_module(module), function)
         return kernel
+
+    def is_formula_of(self, other: "Loss") -> bool:
+        """Whether the other loss is this one with other defaults, another denominator or another advantage.
+
+        So are ppo, grpo, dapo and dr_grpo: one of them with the parameters of another is that other.
+        """
+        return self._formula() == other._formula()
+
+    def _formula(self) -> tuple[Any, ...]:
+        """The kernel under its defaults, the inputs, the parameters, and those that are fixed."""
+        kernel, defaults = self.kernel(), dict[str, Any]()
+        if isinstance(kernel, partial):  # a preset
+            kernel, defaults = kernel.func, kernel.keywords
+        fixed = {name: value for name, value in defaults.items() if name not in self.parameters}
+        return kernel, self.kind, self.needs, {*self.parameters}, fixed
 
     @cached_property
     def defaults(self) -> dict[str, Any]:

@@ -51,7 +51,23 @@ class ByTable:
         found += only_with(self.framework, partial(at, table))
         if key := next((one.key for one in self._of_the_objective() if one.objective == "mode"), ""):
             found += denominator_of_another(policy, self.framework, objective.mode, key)
+            found += self._refused_mode(objective, key, table)
         return objective, found
+
+    def _refused_mode(self, objective: Objective, key: str, table: Mapping[str, Any]) -> Iterator[Finding]:
+        """Yield an error for a loss that the framework refuses with the aggregation mode of the config."""
+        needed = self._mode_of(objective, table)
+        if needed != objective.mode:
+            title, given = self.framework.title, entry(table, key)
+            value = self.framework.option(key).default if given is ABSENT else given
+            problem = f"it is {value!r}, and {title} refuses {objective.policy.name!r} with it"
+            remedy = f"set {self._theirs(self.framework.option(key), needed)!r}"
+            yield Finding("error", key, problem, f"{remedy}, which is {needed}, or choose another loss")
+
+    def _mode_of(self, objective: Objective, table: Mapping[str, Any]) -> str:
+        """The mode that the loss of this config needs, or else that of the objective."""
+        named = None if objective.no_policy else self._named("policy", table)
+        return (named and named.needs_mode) or objective.mode
 
     def unread(self, table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:
         """The keys that are not understood."""
@@ -113,8 +129,12 @@ class ByTable:
             name = objective.policy.loss.name
             if (named := self._written("policy", objective.policy, NOTHING)) is None:
                 having = (one.row for one in self.framework.losses if one.kind == "policy")
-                problem = f"{self.framework.title} has no loss {name!r}"
-                raise ConfigError("--to", problem, f"its losses are {', '.join(dict.fromkeys(having))}")
+                problem = f"{self.framework.title} has no option for the loss {name!r}"
+                remedy = f"choose one of its own losses, {', '.join(dict.fromkeys(having))}"
+                if self.framework.path and self.framework.runs(objective.policy.loss):
+                    module, _, ours = self.framework.path.partition(":")
+                    remedy += f", or change its launch script, so that it trains with {ours} of {module}"
+                raise ConfigError("--to", problem, remedy)
             options = named
         for kind, choice in (
             ("advantage", objective.advantage),
@@ -123,7 +143,8 @@ class ByTable:
         ):
             options |= (choice and self._written(kind, choice, options)) or {}  # type: ignore[arg-type]
         ours = {field: getattr(objective, field) for field in NUMBERS if field != "kl.weight"}
-        ours |= {"mode": objective.mode, "advantage": objective.advantage and objective.advantage.name}
+        mode = self._mode_of(objective, nested(options))
+        ours |= {"mode": mode, "advantage": objective.advantage and objective.advantage.name}
         ours |= {"kl.weight": kl.weight if kl else 0.0, "kl.estimator": kl and kl.estimator.name}
         ours |= {"old": objective.old, "rollout": objective.rollout, "kl.old": kl and kl.old}
         for option in self._of_the_objective():
@@ -258,13 +279,17 @@ class ByTable:
             for one in self.framework.losses
             if one.kind == kind and all(chosen.get(key, value) == value for key, value in one.options.items())
         ]
-        having = [one for one in losses if one.row.partition("@")[0] == choice.loss.name]
+        having = [one for one in losses if find_one(one.row, kind).loss.is_formula_of(choice.loss)]
         if not having and kind == "kl":  # the same estimator with or without a ratio, which reading back says
             base = choice.loss.name.removesuffix("_corrected")
             having = [one for one in losses if one.row.partition("@")[0].removesuffix("_corrected") == base]
-        found = [self._options(one, choice) for one in having]
-        nearest = min(found, key=lambda one: (one[1], len(one[0])), default=None)
-        return nearest[0] if nearest else None
+        # The fewest parameters that are not as in `choice`, then the same name, then the fewest options.
+        found = [
+            (differing, one.row.partition("@")[0] != choice.loss.name, len(options), options)
+            for one in having
+            for options, differing in (self._options(one, choice),)
+        ]
+        return min(found, key=lambda one: one[:3])[3] if found else None
 
     def _options(self, named: NamedLoss, choice: Choice) -> tuple[dict[str, Any], int]:
         """The options that choose a loss and set its parameters; and how many are not as in `choice`."""
@@ -272,7 +297,7 @@ class ByTable:
         now = {name: row.value(name) for name in choice.loss.parameters} | dict(named.params)
         own = self.framework.options_of(named.kind)
         for option in own:
-            sets = next((one for one in option.sets if one.is_of(choice.loss)), None)
+            sets = next((one for one in option.sets if one.is_of(row.loss)), None)
             if sets is None or isinstance(value := choice.value(sets.parameters[0]), dict):
                 continue
             # Of several parameters, those that no option sets alone.
@@ -280,7 +305,12 @@ class ByTable:
             decided = [name for name in sets.parameters if len(sets.parameters) == 1 or name not in alone]
             values = {choice.value(name) for name in decided or sets.parameters}
             if len(values) == 1 and any(now[name] not in values for name in decided or sets.parameters):
-                options[option.key] = sets.conversion.theirs(value)
+                written = value
+                if value is None and option.default is not None and named.kind == "policy":  # not taken there
+                    written = choice.loss.parameters[sets.parameters[0]].no_bound
+                    if written is None:
+                        continue
+                options[option.key] = sets.conversion.theirs(written)
                 now |= dict.fromkeys(sets.parameters, value)
         return options, sum(value != choice.value(name) for name, value in now.items())
 

@@ -104,9 +104,13 @@ class Difference(NamedTuple):
 def differences(source: Objective, target: Objective) -> Iterator[Difference]:
     """Yield what `target` does otherwise than `source`, and what neither can express."""
     ours, theirs = source.facts(), target.facts()
+    if source.policy.loss.is_formula_of(target.policy.loss):  # grpo with DAPO's clips is dapo
+        theirs["policy"] = ours["policy"]
     skipped = (set() if source.has_terms else NOT_OF_A_LOSS) | (OF_A_POLICY if source.no_policy else set())
     if source.no_policy:
         yield Difference("policy", f"none, because {source.no_policy}", f"{MISSING}, for you to choose")
+    if any((one.group_size or 1) > 1 for one in (source, target)):
+        skipped |= {"advantage.singleton"}  # what a group of one gets
     for what in dict.fromkeys((*ours, *theirs)):
         head, values = what.partition(".")[0], (ours.get(what), theirs.get(what))
         if values[0] == values[1] or {what, head} & skipped:

@@ -176,5 +176,7 @@ def set_params(choice: Choice) -> dict[str, Any]:
 
 def _facts(what: str, choice: Choice) -> Iterator[tuple[str, Any]]:
     yield what, choice.loss.name
-    for parameter in choice.loss.parameters:
-        yield f"{what}.{parameter}", choice.value(parameter)
+    for name, parameter in choice.loss.parameters.items():
+        value = choice.value(name)
+        is_none = parameter.no_bound is not None and value is not None and value >= parameter.no_bound
+        yield f"{what}.{name}", None if is_none else value

@@ -6,32 +6,17 @@ PRIME-RL's own losses are compared by adapters/prime_rl_plugin/test_live.py, whi
 
 import json
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
-from trl import GRPOConfig, GRPOTrainer
-from verl.utils import tensordict_utils
-from verl.workers.config import ActorConfig, PolicyLossConfig
-from verl.workers.utils.losses import ppo_loss
 
 from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin.convention import PRIME_RL
-from composer_plugins.adapters.trl_mixin.channels import PolicyChannel
-from composer_plugins.adapters.trl_mixin.mixin import ComposerGRPOTrainer
-from composer_plugins.adapters.trl_mixin.schedule import Weights
-from composer_plugins.adapters.trl_mixin.surface import ComposerGRPOConfig
-from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
-from composer_plugins.adapters.verl_plugin.sync_trainer.fields import nested
 from composer_plugins.calling_convention import Counts
-from composer_plugins.conformance.trl_claims import upstream
-from composer_plugins.conformance.trl_claims.grpo_options import Options
 from composer_plugins.frameworks.registry import frameworks
 from composer_plugins.frameworks.trl import LOSS_TYPES
 from composer_plugins.frameworks.verl import LOSSES
@@ -40,10 +25,10 @@ from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, Loss
 from composer_plugins.objective.objective import NORM, Objective, of_choice
 from composer_plugins.objective.resolve import migrate, resolve, surface
+from docs.generator import path_of_trl, path_of_verl
+from docs.generator.drawn import LENGTHS, WIDTH, Batch, drawn
 from docs.generator.markdown import table as as_table
 
-LENGTHS = (7, 3, 5, 1, 6, 4)  # tokens of each completion
-WIDTH = max(LENGTHS)
 MAX_LENGTH = 9  # the constant of the mode that divides by one
 FRAMEWORKS = ("trl", "verl", "prime-rl")
 # Parameters with which a loss keeps some of these batches, whose policies are far from each other.
@@ -53,123 +38,12 @@ WIDE: dict[str, dict[str, float]] = {"flash_reinforce": {"delta": 1.0}}
 SAME_GRADIENT = ("denominator", "old_logprobs", "rollout_logprobs")
 
 
-class Batch(NamedTuple):
-    """A padded batch of completions, [rows, width] each; one advantage per row."""
-
-    logprobs: Tensor
-    old: Tensor
-    rollout: Tensor
-    reference: Tensor
-    advantages: Tensor
-    mask: Tensor
-
-
 class Case(NamedTuple):
     """A config to migrate, and what it is called in the table."""
 
     name: str
     framework: str
     table: dict[str, Any]
-
-
-def drawn(seed: int, *, same_behaviour: bool) -> Batch:
-    """A batch whose ratios reach the clips; `same_behaviour`: the rollout engine agrees with the trainer."""
-    g = torch.Generator().manual_seed(seed)
-    shape = (len(LENGTHS), WIDTH)
-
-    def normal() -> Tensor:
-        return torch.randn(shape, generator=g, dtype=torch.float64)
-
-    logprobs = -0.05 - 3 * torch.rand(shape, generator=g, dtype=torch.float64)
-    old = (logprobs + 0.3 * normal()).clamp(max=-1e-3)
-    rollout = old if same_behaviour else (old + 0.1 * normal()).clamp(max=-1e-3)
-    reference = logprobs + 0.2 * normal()
-    advantages = torch.randn(shape[0], 1, generator=g, dtype=torch.float64).expand(shape)
-    mask = torch.arange(WIDTH) < torch.tensor(LENGTHS).unsqueeze(1)
-    return Batch(logprobs, old, rollout, reference, advantages, mask)
-
-
-def gradient_of_trl(table: Mapping[str, Any], batch: Batch) -> Tensor:
-    """The gradient that TRL's `_compute_loss`, or ours over it, gives with these options."""
-    ours = table.get("policy", "trl") != "trl"
-    cls = ComposerGRPOConfig if ours else GRPOConfig
-    size = {"output_dir": "unused", "use_cpu": True, "bf16": False, "per_device_train_batch_size": 64}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        options = cls(**size, **{"num_generations": 2} | dict(table))
-    given = {one.name: getattr(options, one.name) for one in fields(Options) if hasattr(options, one.name)}
-    given |= {
-        "loss_type": options.loss_type or "grpo",
-        "epsilon_low": options.epsilon,
-        "epsilon_high": options.epsilon if options.epsilon_high is None else options.epsilon_high,
-        "steps_per_generation": 1,
-    }
-    trainer = upstream.grpo_trainer(Options(**given))
-    more: dict[str, Tensor | None] = {
-        "old_per_token_logps": batch.old.clone(),
-        "ref_per_token_logps": batch.reference,
-        "sampling_per_token_logps": batch.rollout,
-    }
-    inputs = upstream.grpo_inputs(batch.mask, batch.advantages[:, 0], **more)
-    logprobs = batch.logprobs.clone().requires_grad_()
-    if not ours:
-        loss = upstream.policy_loss(trainer, logprobs, torch.zeros_like(logprobs), inputs)
-        return torch.autograd.grad(loss, logprobs)[0]
-    assert isinstance(options, ComposerGRPOConfig)
-    choice = options.resolved.policy
-    assert choice is not None
-    instance = object.__new__(ComposerGRPOTrainer)
-    channel = PolicyChannel(choice, options.resolved.mode, options.resolved.mode_source)
-    instance.__dict__ |= vars(trainer) | {"_composer": options.resolved.composer, "_policy": channel}
-    weights = Weights(SimpleNamespace(args=options))
-    instance.__dict__ |= {"_hint": None, "_replay": None, "_forward": None, "_weights": weights}
-    forward = (logprobs, torch.zeros_like(logprobs), None)
-    own = GRPOTrainer._get_per_token_logps_and_entropies
-    GRPOTrainer._get_per_token_logps_and_entropies = lambda *_, **__: forward
-    try:
-        with upstream.in_float64():
-            loss = instance._compute_loss(None, inputs)
-    finally:
-        GRPOTrainer._get_per_token_logps_and_entropies = own
-    return torch.autograd.grad(loss, logprobs)[0]
-
-
-def gradient_of_verl(table: Mapping[str, Any], batch: Batch) -> Tensor:
-    """The gradient that verl's `ppo_loss`, which calls its registry, gives with this config."""
-    actor = dict(table["actor_rollout_ref"]["actor"])
-    worker = dict(actor.pop("policy_loss", {}))
-    if worker.pop("_target_", None):
-        node = table["algorithm"]["composer"]
-        policy_loss: PolicyLossConfig = ComposerPolicyLossConfig(**worker | {"composer": node})
-    else:
-        policy_loss = PolicyLossConfig(**worker)
-    sizes = {"strategy": "fsdp", "rollout_n": 1, "ppo_micro_batch_size_per_gpu": 1}
-    config = ActorConfig(policy_loss=policy_loss, **sizes, **actor)
-    bypass = table.get("algorithm", {}).get("rollout_correction", {}).get("bypass_mode")
-    rows = [slice(0, n) for n in LENGTHS]
-
-    def ragged(x: Tensor) -> list[Tensor]:
-        return [x[i, cut].contiguous() for i, cut in enumerate(rows)]
-
-    ids = [torch.zeros(n, dtype=torch.long) for n in LENGTHS]
-    fields = {
-        "prompts": [torch.zeros(1, dtype=torch.long)] * len(LENGTHS),
-        "responses": ids,
-        "response_mask": [one + 1 for one in ids],
-        "old_log_probs": ragged(batch.rollout if bypass else batch.old),
-        "ref_log_prob": ragged(batch.reference),
-        "advantages": ragged(batch.advantages),
-    }
-    data = TensorDict({name: nested(values) for name, values in fields.items()}, batch_size=len(LENGTHS))
-    counts = {"dp_size": 1, "batch_num_tokens": sum(LENGTHS), "global_batch_size": len(LENGTHS)}
-    tensordict_utils.assign_non_tensor(data, **counts)
-    logprobs = batch.logprobs.clone().requires_grad_()
-    # verl's model gives one number per token of prompt and response; the last one belongs to no token.
-    packed = [torch.cat([logprobs[i, cut], logprobs.new_zeros(1)]) for i, cut in enumerate(rows)]
-    offsets = torch.tensor([0, *(n + 1 for n in LENGTHS)]).cumsum(0)
-    output = {"log_probs": torch.nested.nested_tensor_from_jagged(torch.cat(packed), offsets)}
-    loss, _ = ppo_loss(config, output, data)
-    return torch.autograd.grad(loss, logprobs)[0]
 
 
 def gradient_of_prime_rl(table: Mapping[str, Any], batch: Batch) -> Tensor:
@@ -184,8 +58,8 @@ def gradient_of_prime_rl(table: Mapping[str, Any], batch: Batch) -> Tensor:
 
 
 GRADIENTS: dict[str, Callable[[Mapping[str, Any], Batch], Tensor]] = {
-    "trl": gradient_of_trl,
-    "verl": gradient_of_verl,
+    "trl": lambda table, batch: path_of_trl.value_and_gradient(table, batch)[1],
+    "verl": lambda table, batch: path_of_verl.value_and_gradient(table, batch)[1],
     "prime-rl": gradient_of_prime_rl,
 }
 

@@ -516,7 +516,7 @@ LOSSES = (
         summary="REINFORCE weighted by a clipped, detached ratio",
         paper="arXiv 2506.13585",
         parameters={
-            "clip_low": Parameter("the weight is at least 1 - clip_low; None: no bound", low=0),
+            "clip_low": Parameter("the weight is at least 1 - clip_low; None: no bound", low=0, no_bound=1.0),
             "clip_high": Parameter(
                 "the weight is at most 1 + clip_high",
                 low=-1,

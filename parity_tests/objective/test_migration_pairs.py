@@ -1,0 +1,17 @@
+"""`migrate` between all frameworks whose configs can be read but TRL, which its pairs need: exact or named."""
+
+import pytest
+
+from composer_plugins.objective.resolve import readable
+from parity_tests.rigs.moved_losses import FRAMEWORKS, LOSSES, check_pair, pairs
+
+WITHOUT_TRL = [one for one in FRAMEWORKS if one != "trl"]
+
+
+@pytest.mark.parametrize(("source", "target", "name"), pairs(WITHOUT_TRL))
+def test_a_migration_is_exact_or_names_what_the_target_cannot_do(source: str, target: str, name: str) -> None:
+    check_pair(source, target, name)
+
+
+def test_every_framework_with_a_config_is_tested() -> None:
+    assert {*FRAMEWORKS} == {*readable()} and len(LOSSES) >= 12

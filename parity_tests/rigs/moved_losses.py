@@ -1,0 +1,217 @@
+"""Losses as their papers have them: what each framework makes of one, and what that trains on one batch.
+
+`CAN` says what a framework can train, by its documentation. What `migrate` has to report follows from it for
+every pair of frameworks. The formulas of the catalogue give the value and the gradient that each framework's
+own code must have with the config that `migrate` writes for it, so any two of them are equal.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from composer_plugins.errors import ConfigError
+from composer_plugins.kernels.aggregation import aggregate
+from composer_plugins.losses.calling import call_unchecked
+from composer_plugins.losses.choosing import choose
+from composer_plugins.objective.objective import NORM, Behaviour, Objective, behaviours
+from composer_plugins.objective.resolve import Migrated, migrate, resolve
+from composer_plugins.testing.assertions import assert_parity
+from docs.generator.drawn import Batch, drawn
+
+MAX_LENGTH, GROUP_SIZE = 9, 8
+# By name the parameters that are not the paper's defaults.
+LOSSES: dict[str, dict[str, float]] = {
+    **{name: {} for name in ("grpo", "dapo", "dr_grpo", "gspo", "sapo", "dppo_tv", "gmpo", "vespo", "luspo")},
+    "cispo": {"clip_high": 4.0},
+    "ppo": {"dual_clip": 3.0},
+    "importance_sampling": {},
+    "ipo": {"kl_tau": 1e-3},  # PRIME-RL's own loss, with a term that the advantages do not multiply
+}
+OF_SEQUENCES = frozenset({"gspo", "gmpo", "vespo", "luspo"})
+TOKENS, ROWS, ROW_SUMS, SUM = "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "token-sum"
+
+
+class Advantage(NamedTuple):
+    """The name of an advantage, and the numbers of one that divides by a deviation."""
+
+    name: str
+    ddof: int | None = None
+    eps: float | None = None
+
+
+@dataclass(frozen=True)
+class Can:
+    """What one framework can train. The first of `modes` is what it does in the place of another one."""
+
+    modes: tuple[str, ...] = (TOKENS, ROWS, ROW_SUMS, NORM)
+    modes_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of losses with others
+    deviation: Advantage | None = None  # its own numbers; None: any
+    divides: bool = True  # whether an advantage may divide by the deviation
+    old: tuple[Behaviour, ...] = ("trainer",)
+    refuses: frozenset[str] = frozenset()
+    has_group_size: bool = True
+
+
+CAN = {
+    # a loss without loss_type has its own reduction
+    "trl": Can(deviation=Advantage("grpo", 1, 1e-4), modes_of={"importance_sampling": (TOKENS, SUM)}),
+    "verl": Can((TOKENS, ROWS, ROW_SUMS, NORM, SUM), old=("trainer", "rollout engine")),
+    # divides by all tokens, keeps the log-probabilities of the engine alone, and subtracts a mean
+    "prime-rl": Can((TOKENS,), old=("rollout engine",), divides=False),
+    "skyrl": Can(refuses=frozenset({"ipo"})),  # divides the advantages, so each term has to have them
+    # our loss is no option there, and its own has one of these forms
+    "nemo-rl": Can(
+        (TOKENS, ROWS),
+        modes_of={"gspo": (ROWS,), "luspo": (ROWS,), "cispo": (TOKENS,)},
+        deviation=Advantage("grpo", 1, 1e-6),
+        refuses=frozenset({"sapo", "dppo_tv", "gmpo", "vespo", "importance_sampling", "ipo"}),
+    ),
+    "slime": Can(
+        (ROWS, TOKENS, ROW_SUMS, NORM),
+        deviation=Advantage("grpo", 1, 1e-6),
+        old=("trainer", "rollout engine"),
+    ),
+    # packs sequences into rows, and counts tokens
+    "torchtitan": Can(
+        (TOKENS,),
+        deviation=Advantage("grpo", 0, 1e-6),
+        old=("rollout engine",),
+        refuses=OF_SEQUENCES,
+        has_group_size=False,
+    ),
+}
+FRAMEWORKS = tuple(CAN)
+PAPER = "the paper"
+PAIRS = [(a, b) for a in (PAPER, *FRAMEWORKS) for b in FRAMEWORKS]
+
+
+class Trained(NamedTuple):
+    """The properties of a loss that the frameworks do not share."""
+
+    mode: str
+    advantage: Advantage
+    old: Behaviour | None
+    group_size: int | None
+
+    def by(self, can: Can, name: str) -> "Trained":
+        """What a framework makes of it."""
+        modes = can.modes_of.get(name, can.modes)
+        advantage = self.advantage
+        if advantage.name == "grpo":
+            advantage = (can.deviation or advantage) if can.divides else Advantage("dr_grpo")
+        return Trained(
+            self.mode if self.mode in modes else modes[0],
+            advantage,
+            self.old if self.old is None or self.old in can.old else can.old[0],
+            self.group_size if can.has_group_size else None,
+        )
+
+    def differing(self, other: "Trained") -> set[str]:
+        """The names, in `migrate`'s words, of what the other does otherwise."""
+        found = {"denominator"} if self.mode != other.mode else set()
+        found |= {"old_logprobs"} if self.old != other.old else set()
+        found |= {"completions per prompt"} if self.group_size and not other.group_size else set()
+        if self.advantage.name != other.advantage.name:
+            return found | {"advantage"}
+        numbers = zip(("ddof", "eps"), self.advantage[1:], other.advantage[1:], strict=True)
+        return found | {f"advantage.{number}" for number, a, b in numbers if a != b}
+
+
+def of_paper(name: str) -> tuple[Objective, Trained]:
+    """A loss with the denominator, the advantage and the old policy of its paper."""
+    policy = choose("policy", name, LOSSES[name])
+    own = Advantage(policy.loss.advantage) if policy.loss.advantage else Advantage("grpo", 1, 1e-6)
+    old, rollout = behaviours(policy, "trainer", "rollout engine")
+    objective = Objective(
+        policy=policy,
+        mode=policy.mode,
+        length=MAX_LENGTH if policy.mode == NORM else None,
+        old=old,
+        rollout=rollout,
+        advantage=choose("advantage", own.name),
+        group_size=GROUP_SIZE,
+    )
+    return objective, Trained(policy.mode, own, old, GROUP_SIZE)
+
+
+def moved(name: str, framework: str) -> tuple[Migrated, Objective]:
+    """The config that `migrate` writes for a loss as in its paper, and what the framework trains with it."""
+    found = migrate(of_paper(name)[0], framework)
+    read = resolve(framework, found.table)
+    assert not read.errors and not read.unread, (read.errors, read.unread)
+    return found, read.required()
+
+
+def check_pair(source: str, target: str, name: str) -> None:
+    """Assert that a migration reports the differences that follow from `CAN`, and nothing else."""
+    objective, wanted = of_paper(name)
+    if source != PAPER:
+        objective, wanted = moved(name, source)[1], wanted.by(CAN[source], name)
+    if name in CAN[target].refuses:
+        with pytest.raises(ConfigError, match=objective.policy.loss.name) as caught:
+            migrate(objective, target)
+        assert not caught.value.others and caught.value.remedy.startswith(("choose", "switch"))
+        return
+    found = migrate(objective, target)
+    assert {one.what for one in found.differences} == wanted.differing(wanted.by(CAN[target], name))
+    read = resolve(target, found.table)
+    assert not read.errors and not read.unread, (read.errors, read.unread)
+
+
+def pairs(frameworks: Collection[str]) -> list[Any]:
+    """The parameters `source`, `target` and `name` of a test, for these frameworks as source or target."""
+    return [
+        pytest.param(a, b, name, id=f"{name}: {a} to {b}")
+        for a, b in PAIRS
+        for name in LOSSES
+        if {a, b} - {PAPER} <= {*frameworks} and not (a in CAN and name in CAN[a].refuses)
+    ]
+
+
+def runs(framework: str) -> list[str]:
+    """The losses that a framework trains."""
+    return [name for name in LOSSES if name not in CAN[framework].refuses]
+
+
+class Expected(NamedTuple):
+    """What a loss is on the batch by its formula."""
+
+    value: Tensor
+    gradient: Tensor  # in the log-probabilities [rows, width]; 0 where masked
+    largest: float  # term of the sum behind the value
+
+
+def batch(*, nan: bool = False) -> Batch:
+    """A batch with padding and two masked tokens inside of completions; with `nan`, NaN wherever masked."""
+    made = drawn(0, same_behaviour=False)
+    mask = made.mask.clone()
+    mask[0, 2] = mask[4, 3] = False
+    streams = [torch.where(mask, x, torch.nan) if nan else x for x in made[:-1]]
+    return Batch(*streams, mask)
+
+
+def expected(objective: Objective, given: Batch) -> Expected:
+    """Value and gradient by the formula of the catalogue, with the denominator of the objective."""
+    logprobs, mask = given.logprobs.clone().requires_grad_(), given.mask
+    streams = {"trainer": given.old, "rollout engine": given.rollout, None: None}
+    tensors: dict[str, Any] = {"logprobs": logprobs, "advantages": given.advantages, "mask": mask}
+    tensors |= {"old_logprobs": streams[objective.old], "rollout_logprobs": streams[objective.rollout]}  # type: ignore[index]
+    token = call_unchecked(objective.policy, tensors).loss
+    mode: Any = objective.mode
+    value = aggregate(token, mask, mode, num_sequences=len(mask), max_length=objective.length)
+    share, gradient = torch.autograd.grad(value, [token, logprobs])
+    assert value.isfinite() and gradient.isfinite().all() and gradient.any() and not gradient[~mask].any()
+    return Expected(value.detach(), gradient, float((share * token.detach()).abs().max()))
+
+
+def assert_trains(
+    value: Tensor, gradient: Tensor, wanted: Expected, dtype: torch.dtype = torch.float64
+) -> None:
+    """Assert that a framework's own code has the value and the gradient of the formula."""
+    terms = wanted.gradient.numel()
+    assert_parity(value, wanted.value, terms=terms, magnitude=wanted.largest, dtype=dtype)
+    assert_parity(gradient, wanted.gradient, terms=terms, dtype=dtype, what="gradient")
