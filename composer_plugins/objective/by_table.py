@@ -14,7 +14,7 @@ from composer_plugins.losses.choosing import Choice, choose, find_one
 from composer_plugins.losses.row import REQUIRED, Kind
 from composer_plugins.objective.files import inheriting
 from composer_plugins.objective.keys import COUNT, NUMBER, POSITIVE, WEIGHT, not_carried, not_understood
-from composer_plugins.objective.objective import KL, MISSING, Objective, behaviours, without_policy
+from composer_plugins.objective.objective import KL, MISSING, Objective, as_dr_grpo, behaviours, without_policy
 from composer_plugins.objective.options import given_options, only_with, parameters_set, without_effect
 from composer_plugins.objective.rules import denominator_of_another
 
@@ -123,6 +123,7 @@ class ByTable:
     def write(self, objective: Objective, version: str | None = None) -> dict[str, Any]:
         """A config for this objective, as far as the framework runs it; ConfigError without such a loss."""
         kl = objective.kl if objective.kl and objective.kl.place == "loss" else None
+        advantage = objective.advantage and as_dr_grpo(objective.advantage)
         if objective.no_policy:
             options: dict[str, Any] = {self.choosers[0]: MISSING}
         else:
@@ -137,14 +138,14 @@ class ByTable:
                 raise ConfigError("--to", problem, remedy)
             options = named
         for kind, choice in (
-            ("advantage", objective.advantage),
+            ("advantage", advantage),
             ("kl", kl and kl.estimator),
             ("correction", objective.correction),
         ):
             options |= (choice and self._written(kind, choice, options)) or {}  # type: ignore[arg-type]
         ours = {field: getattr(objective, field) for field in NUMBERS if field != "kl.weight"}
         mode = self._mode_of(objective, nested(options))
-        ours |= {"mode": mode, "advantage": objective.advantage and objective.advantage.name}
+        ours |= {"mode": mode, "advantage": advantage and advantage.name}
         ours |= {"kl.weight": kl.weight if kl else 0.0, "kl.estimator": kl and kl.estimator.name}
         ours |= {"old": objective.old, "rollout": objective.rollout, "kl.old": kl and kl.old}
         for option in self._of_the_objective():

@@ -81,9 +81,7 @@ class Objective:
     def _advantage_facts(self) -> dict[str, Any]:
         if self.advantage is None:
             return {"advantage": "not one of the catalogue's"}
-        found = dict(_facts("advantage", self.advantage))
-        if self.advantage.loss.name == "grpo" and found["advantage.scale"] == "none":
-            found = {"advantage": "dr_grpo", "advantage.singleton": found["advantage.singleton"]}
+        found = dict(_facts("advantage", as_dr_grpo(self.advantage)))
         if self.group_size is not None and self.group_size > 1:
             found.pop("advantage.singleton", None)  # it says what a group of one gets
         return found
@@ -113,6 +111,13 @@ def behaviours(
         old if "old_logprobs" in needs else None,
         rollout if "rollout_logprobs" in needs else None,
     )
+
+
+def as_dr_grpo(advantage: Choice) -> Choice:
+    """Dr. GRPO's advantage for GRPO's without a scale, which it is; any other advantage unchanged."""
+    if advantage.loss.name != "grpo" or advantage.value("scale") != "none":
+        return advantage
+    return choose("advantage", "dr_grpo", {"singleton": advantage.value("singleton")})
 
 
 def as_mis(correction: Choice) -> Choice:

@@ -58,7 +58,10 @@ class Can:
 
 CAN = {
     # a loss without loss_type has its own reduction
-    "trl": Can(deviation=Advantage("grpo", 1, 1e-4), modes_of={"importance_sampling": (TOKENS, SUM)}),
+    "trl": Can(
+        modes_of={"importance_sampling": (TOKENS, ROWS, ROW_SUMS, NORM, SUM)},
+        deviation=Advantage("grpo", 1, 1e-4),
+    ),
     "verl": Can((TOKENS, ROWS, ROW_SUMS, NORM, SUM), old=("trainer", "rollout engine")),
     # divides by all tokens, keeps the log-probabilities of the engine alone, and subtracts a mean
     "prime-rl": Can((TOKENS,), old=("rollout engine",), divides=False),
