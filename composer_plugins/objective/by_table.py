@@ -14,7 +14,14 @@ from composer_plugins.losses.choosing import Choice, choose, find_one
 from composer_plugins.losses.row import REQUIRED, Kind
 from composer_plugins.objective.files import inheriting
 from composer_plugins.objective.keys import COUNT, NUMBER, POSITIVE, WEIGHT, not_carried, not_understood
-from composer_plugins.objective.objective import KL, MISSING, Objective, as_dr_grpo, behaviours, without_policy
+from composer_plugins.objective.objective import (
+    KL,
+    MISSING,
+    Objective,
+    as_dr_grpo,
+    behaviours,
+    without_policy,
+)
 from composer_plugins.objective.options import given_options, only_with, parameters_set, without_effect
 from composer_plugins.objective.rules import denominator_of_another
 

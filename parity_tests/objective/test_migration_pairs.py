@@ -1,4 +1,4 @@
-"""`migrate` between all frameworks whose configs can be read but TRL, which its pairs need: exact or named."""
+"""`migrate` between all frameworks whose configs can be read, but without TRL: exact, or named."""
 
 import pytest
 

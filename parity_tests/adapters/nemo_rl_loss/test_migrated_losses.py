@@ -18,13 +18,13 @@ from parity_tests.rigs.moved_losses import assert_trains, batch, expected, moved
 def test_nemo_rl_trains_what_was_written(name: str) -> None:
     """It adds 1e-8 to every denominator, and multiplies masked tokens by 0, so none is NaN."""
     losses: Any = upstream.load(given(upstream.source())).losses
-    written, objective = moved(name, "nemo-rl")
-    theirs = losses.ClippedPGLossFn(losses.ClippedPGLossConfig(**yaml.safe_load(written.text)["loss_fn"]))
-    one = batch()
-    logprobs, rows = one.logprobs.clone().requires_grad_(), len(one.mask)
-    tensors = {"logprobs": logprobs, "old_logprobs": one.old, "rollout_logprobs": one.rollout}
-    tensors |= {"advantages": one.advantages, "mask": one.mask}
-    counts = Counts(int(one.mask.sum()), rows, parts=1, ranks=1, width=one.mask.shape[1])
-    value = NEMO_RL.call(theirs, tensors, counts, {}).loss
-    (gradient,) = torch.autograd.grad(value, logprobs)
-    assert_trains(value, gradient, expected(objective, one), torch.float32)
+    for written, objective in moved("nemo-rl", name):
+        theirs = losses.ClippedPGLossFn(losses.ClippedPGLossConfig(**yaml.safe_load(written.text)["loss_fn"]))
+        one = batch()
+        logprobs, rows = one.logprobs.clone().requires_grad_(), len(one.mask)
+        tensors = {"logprobs": logprobs, "old_logprobs": one.old, "rollout_logprobs": one.rollout}
+        tensors |= {"advantages": one.advantages, "mask": one.mask}
+        counts = Counts(int(one.mask.sum()), rows, parts=1, ranks=1, width=one.mask.shape[1])
+        value = NEMO_RL.call(theirs, tensors, counts, {}).loss
+        (gradient,) = torch.autograd.grad(value, logprobs)
+        assert_trains(value, gradient, expected(objective, one), torch.float32)

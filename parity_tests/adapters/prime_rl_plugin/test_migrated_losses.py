@@ -16,11 +16,11 @@ from parity_tests.rigs.prime_rl_checkout import with_checkout
 @pytest.mark.parametrize("name", runs("prime-rl"))
 def test_prime_rl_trains_what_was_written(upstream: Upstream, name: str) -> None:
     """Masked tokens are NaN but in the policy's own log-probabilities, which PRIME-RL multiplies by 0."""
-    written, objective = moved(name, "prime-rl")
-    given = batch(nan=True)._replace(logprobs=batch().logprobs)
-    tokens, leaves = int(given.mask.sum()), [row.clone().requires_grad_() for row in given.logprobs]
-    pack = Pack(leaves, [*given.rollout], None, [*given.advantages], [*given.mask])
-    loss_fn = upstream.loss_fn(**tomllib.loads(written.text)["trainer"]["loss"])
-    value = upstream.compute_loss(pack, loss_fn, tokens)[0]
-    gradient = torch.stack(torch.autograd.grad(value, leaves))
-    assert_trains(value, gradient, expected(objective, given))
+    for written, objective in moved("prime-rl", name):
+        given = batch(nan=True)._replace(logprobs=batch().logprobs)
+        tokens, leaves = int(given.mask.sum()), [row.clone().requires_grad_() for row in given.logprobs]
+        pack = Pack(leaves, [*given.rollout], None, [*given.advantages], [*given.mask])
+        loss_fn = upstream.loss_fn(**tomllib.loads(written.text)["trainer"]["loss"])
+        value = upstream.compute_loss(pack, loss_fn, tokens)[0]
+        gradient = torch.stack(torch.autograd.grad(value, leaves))
+        assert_trains(value, gradient, expected(objective, given))

@@ -17,23 +17,23 @@ from parity_tests.rigs.moved_losses import assert_trains, batch, expected, moved
 def test_slime_trains_what_was_written(name: str) -> None:
     """In float32, which slime asserts. It multiplies masked tokens by 0, so none is NaN."""
     slime = upstream.load(given(upstream.source()))
-    written, objective = moved(name, "slime")
-    one = batch()
-    rows, width = one.mask.shape
-    logprobs = one.logprobs.clone().requires_grad_()
-    masks = [row.float() for row in one.mask]
-    inputs = {
-        "unconcat_tokens": [torch.zeros(width + 1, dtype=torch.long)] * rows,
-        "total_lengths": [width + 1] * rows,
-        "response_lengths": [width] * rows,
-        "loss_masks": masks,
-        "rollout_mask_sums": torch.stack([x.sum() for x in masks]),
-        "advantages": [*one.advantages.float()],
-        "log_probs": [*one.old.float()],
-        "rollout_log_probs": [*one.rollout.float()],
-    }
-    args = arguments(**yaml.safe_load(written.text))
-    loss, count = slime.loss_of(args, inputs, logits_of(logprobs).float(), 1, rows)
-    value = loss / count
-    (gradient,) = torch.autograd.grad(value, logprobs)
-    assert_trains(value, gradient, expected(objective, one), torch.float32)
+    for written, objective in moved("slime", name):
+        one = batch()
+        rows, width = one.mask.shape
+        logprobs = one.logprobs.clone().requires_grad_()
+        masks = [row.float() for row in one.mask]
+        inputs = {
+            "unconcat_tokens": [torch.zeros(width + 1, dtype=torch.long)] * rows,
+            "total_lengths": [width + 1] * rows,
+            "response_lengths": [width] * rows,
+            "loss_masks": masks,
+            "rollout_mask_sums": torch.stack([x.sum() for x in masks]),
+            "advantages": [*one.advantages.float()],
+            "log_probs": [*one.old.float()],
+            "rollout_log_probs": [*one.rollout.float()],
+        }
+        args = arguments(**yaml.safe_load(written.text))
+        loss, count = slime.loss_of(args, inputs, logits_of(logprobs).float(), 1, rows)
+        value = loss / count
+        (gradient,) = torch.autograd.grad(value, logprobs)
+        assert_trains(value, gradient, expected(objective, one), torch.float32)
