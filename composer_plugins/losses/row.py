@@ -224,7 +224,7 @@ class Loss:
         """The kernel under its defaults, the inputs, the parameters, and those that are fixed."""
         kernel, defaults = self.kernel(), dict[str, Any]()
         if isinstance(kernel, partial):  # a preset
-            kernel, defaults = kernel.func, kernel.keywords
+            defaults, kernel = kernel.keywords, kernel.func
         fixed = {name: value for name, value in defaults.items() if name not in self.parameters}
         return kernel, self.kind, self.needs, {*self.parameters}, fixed
 

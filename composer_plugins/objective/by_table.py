@@ -137,11 +137,11 @@ class ByTable:
             name = objective.policy.loss.name
             if (named := self._written("policy", objective.policy, NOTHING)) is None:
                 having = (one.row for one in self.framework.losses if one.kind == "policy")
-                problem = f"{self.framework.title} has no option for the loss {name!r}"
-                remedy = f"choose one of its own losses, {', '.join(dict.fromkeys(having))}"
+                problem = f"{self.framework.title} has no loss {name!r} of its own"
+                remedy = f"choose one of {', '.join(dict.fromkeys(having))}"
                 if self.framework.path and self.framework.runs(objective.policy.loss):
-                    module, _, ours = self.framework.path.partition(":")
-                    remedy += f", or change its launch script, so that it trains with {ours} of {module}"
+                    module, _, adapter = self.framework.path.partition(":")
+                    remedy += f", or change its launch script, so that it trains with {adapter} of {module}"
                 raise ConfigError("--to", problem, remedy)
             options = named
         for kind, choice in (

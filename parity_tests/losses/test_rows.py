@@ -242,3 +242,12 @@ def test_ctrl_c_during_an_import_ends_the_program(tmp_path: Path, monkeypatch: p
 def test_a_dot_before_the_function_is_corrected_to_a_colon() -> None:
     with pytest.raises(ConfigError, match="write 'my_package.losses:mine'"):
         choose("policy", "my_package.losses.mine")
+
+
+def test_losses_of_one_formula_are_those_that_differ_in_numbers_alone() -> None:
+    groups = list[list[Loss]]()
+    for loss in losses():
+        same = next((one for one in groups if one[0].is_formula_of(loss)), None)
+        groups.append([loss]) if same is None else same.append(loss)
+    found = [[one.name for one in group] for group in groups if len(group) > 1]
+    assert found == [["ppo", "grpo", "dapo", "dr_grpo"], ["gspo", "luspo"], ["reinforce", "rloo", "gpg"]]
