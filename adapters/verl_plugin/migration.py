@@ -65,9 +65,9 @@ OUR_DEFAULTS = ("ppo_trainer", "_self_")  # the entries of a file's `defaults` t
 _KEYS = {*verl.DEFAULTS, Key.GROUP_SIZE, Key.TEMPERATURE, Key.ROLLOUT_LOGPROBS, "defaults", NODE, WORKER_NODE}
 _KEYS |= {Key.LOSS_TARGET}
 READ = {key for key in _KEYS if not any(one.startswith(f"{key}.") for one in _KEYS)}  # without their tables
-# By row, the first of verl's names; verl's k3 stands for the corrected one, which it does not have.
+# By row, the first of verl's names; k1, k2 and k3 stand for the corrected ones, which verl does not have.
 KL_NAMES = {row.partition("@")[0]: name for name, row in reversed(verl.KL_ESTIMATORS.items())}
-KL_NAMES["k3_corrected"] = KL_NAMES["k3"]
+KL_NAMES |= {f"{name}_corrected": KL_NAMES[name] for name in ("k1", "k2", "k3")}
 
 
 def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objective, list[Finding]]:
@@ -173,9 +173,8 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
         actor["loss_agg_mode"] = mode
     if objective.length is not None:
         actor["loss_scale_factor"] = int(objective.length)
-    if objective.kl is not None:
-        name = objective.kl.estimator.loss.name
-        kind = KL_NAMES.get(name, name)
+    kind = KL_NAMES.get(objective.kl.estimator.loss.name) if objective.kl else None
+    if objective.kl is not None and kind is not None:
         if objective.kl.place == "loss":
             actor |= {"use_kl_loss": True, "kl_loss_coef": objective.kl.weight, "kl_loss_type": kind}
         else:

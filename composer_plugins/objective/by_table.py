@@ -306,7 +306,9 @@ class ByTable:
         own = self.framework.options_of(named.kind)
         for option in own:
             sets = next((one for one in option.sets if one.is_of(row.loss)), None)
-            if sets is None or isinstance(value := choice.value(sets.parameters[0]), dict):
+            if sets is None or not {*sets.parameters} <= {*choice.loss.parameters}:
+                continue
+            if isinstance(value := choice.value(sets.parameters[0]), dict):
                 continue
             # Of several parameters, those that no option sets alone.
             alone = {x.parameters[0] for one in own for x in one.sets if len(x.parameters) == 1}

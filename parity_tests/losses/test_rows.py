@@ -17,6 +17,7 @@ from composer_plugins.losses.calling import call
 from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.derived import check_row
 from composer_plugins.losses.inputs import INPUTS
+from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, Dialect, Loss, Parameter
 
 KERNELS = '''from composer_plugins.kernels.types import TokenLoss

@@ -6,7 +6,7 @@ own code must have with the config that `migrate` writes for it, so any two of t
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,7 +17,8 @@ from composer_plugins.errors import ConfigError
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.losses.calling import call_unchecked
 from composer_plugins.losses.choosing import choose
-from composer_plugins.objective.objective import NORM, Behaviour, Objective, behaviours
+from composer_plugins.losses.registry import losses
+from composer_plugins.objective.objective import KL, NORM, Behaviour, Objective, behaviours
 from composer_plugins.objective.resolve import Migrated, migrate, resolve
 from composer_plugins.testing.assertions import assert_parity
 from docs.generator.drawn import Batch, drawn
@@ -185,6 +186,19 @@ def check_pair(source: str, target: str, name: str) -> None:
     found = migrate(objective, target)
     assert {one.what for one in found.differences} == wanted.differing(wanted.by(CAN[target], name))
     trained(target, found.table)
+
+
+def check_terms(framework: str) -> None:
+    """Assert that what a framework makes of each KL and each correction is a config that it takes."""
+    objective, _ = of_paper("grpo")
+    for row in losses():
+        if row.kind in ("kl", "correction"):
+            params = {name: one.example for name, one in row.parameters.items() if one.example is not None}
+            one = choose(row.kind, row.name, params)
+            for place in ("loss", "reward"):
+                term: Any = {"kl": KL(one, 0.1, place)} if row.kind == "kl" else {"correction": one}
+                found = migrate(replace(objective, **term), framework)
+                assert not migrate(trained(framework, found.table), framework).differences, row.name
 
 
 def pairs(frameworks: Collection[str]) -> list[Any]:

@@ -8,6 +8,7 @@ from parity_tests.rigs.moved_losses import (
     assert_trains,
     batch,
     check_pair,
+    check_terms,
     expected,
     moved,
     pairs,
@@ -20,6 +21,10 @@ WITH_TRL = [one for one in pairs(FRAMEWORKS) if "trl" in one.values]
 @pytest.mark.parametrize(("source", "target", "name"), WITH_TRL)
 def test_a_migration_is_exact_or_names_what_the_target_cannot_do(source: str, target: str, name: str) -> None:
     check_pair(source, target, name)
+
+
+def test_a_kl_or_a_correction_that_trl_lacks_stops_no_migration() -> None:
+    check_terms("trl")
 
 
 @pytest.mark.parametrize("name", runs("trl"))
