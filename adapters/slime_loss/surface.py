@@ -6,6 +6,7 @@ from typing import Any
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding, Findings, enforce
 from composer_plugins.frameworks.slime import SLIME
+from composer_plugins.losses.choosing import Choice
 from composer_plugins.objective.objective import NORM
 from composer_plugins.objective.own_options import Asked, examined
 
@@ -13,6 +14,11 @@ NODE = "composer"  # the attribute of args with our options
 BY_ROLLOUT = ("seq-mean-token-mean", "seq-mean-token-sum", NORM)
 CHANNELS = {"replay_weight": "slime has no pairs; set it to 0, or train in TRL, verl or with Tinker's call"}
 NOT_OURS = {"custom_pg_loss_reducer_function_path": "our loss is reduced by slime's own reducer"}
+# By input of a policy loss: slime's options one of which fills it, and what to set.
+FILLED_BY = {
+    "teacher_logprobs": (("use_opd",), "set --use-opd with --opd-type, or choose another loss"),
+    "ref_logprobs": (("use_kl_loss", "kl_coef"), "set --use-kl-loss with --ref-load, or choose another loss"),
+}
 # The attributes of args that decide the loss.
 _CHOOSERS = (key for one in SLIME.losses for key in one.options)
 _OPTIONS = (one.key for one in SLIME.options)
@@ -29,6 +35,14 @@ def findings(table: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[F
     elif table.get("opd_kl_coef", 1.0):
         problem = "slime takes the same teacher off the advantages with this weight: it would count twice"
         yield Finding("error", "opd_kl_coef", problem, "set --opd-kl-coef 0, or hint_weight 0")
+
+
+def not_filled(table: Mapping[str, Any], policy: Choice) -> Iterator[Finding]:
+    """Yield an error for an input of the policy loss that slime does not compute with these options."""
+    for name, (options, remedy) in FILLED_BY.items():
+        if name in policy.loss.needs and not any(table.get(key) for key in options):
+            problem = f"{policy.name!r} needs {name}, and slime has none without {' or '.join(options)}"
+            yield Finding("error", "policy", problem, remedy)
 
 
 def asked_of(table: Mapping[str, Any], options: Any) -> tuple[Asked | None, Findings]:
@@ -48,7 +62,7 @@ def asked_of(table: Mapping[str, Any], options: Any) -> tuple[Asked | None, Find
         channels=CHANNELS,
         not_ours=NOT_OURS,
     )
-    every = (*findings(table, given), *wrong)
+    every = (*findings(table, given), *wrong, *(not_filled(table, found.objective.policy) if found else ()))
     return found, Findings(x if x.key.partition(".")[0] in READ else x.under(NODE) for x in every)
 
 

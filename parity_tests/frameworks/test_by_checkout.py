@@ -208,6 +208,10 @@ def test_the_doctor_of_slime_reads_our_own_options() -> None:
     assert objective.facts()["policy.tv_low"] == 0.1 and not objective.no_policy
     (found,) = resolve("slime", {**mine, "composer": {"policy": "dppo"}}).errors
     assert found.key == "composer.policy"
+    (found,) = resolve("slime", {**mine, "composer": {"policy": "opd"}}).errors
+    assert found.key == "composer.policy"
+    assert "needs teacher_logprobs, and slime has none without use_opd" in found.problem
+    assert not resolve("slime", {**mine, "use_opd": True, "composer": {"policy": "opd"}}).errors
     (found,) = resolve("slime", {"composer": {"policy": "dppo_tv"}}).errors
     assert found.key == "composer" and "only our loss reads it" in found.problem
     assert "of your own" in read("slime", loss_type="custom_loss", custom_loss_function_path="a.b").no_policy
