@@ -6,6 +6,7 @@ Two things that a new machine needs are made in a folder: a `uv`, by which the s
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -18,10 +19,10 @@ from pathlib import Path
 
 from composer_plugins.errors import ConfigError
 
-UV = """#!{python}
-import subprocess, sys
-arguments = sys.argv[1:]
-sys.exit(subprocess.call([sys.executable, *arguments[arguments.index("-m"):]]))
+# In sh, because the first line of a script cannot name a Python whose path has a blank.
+UV = """#!/bin/sh
+while [ "$1" != -m ]; do shift; done
+exec {python} "$@"
 """
 SITE = "import typing, typing_extensions\ntyping.TypedDict = typing_extensions.TypedDict\n"
 SECONDS = 180  # until the server answers
@@ -47,7 +48,7 @@ def served(model: Path, folder: Path, *, sequences: int) -> Iterator[str]:
         one.mkdir(parents=True, exist_ok=True)
     (site / "sitecustomize.py").write_text(SITE)
     uv, log, port = programs / "uv", folder / "server.log", free_port()
-    uv.write_text(UV.format(python=sys.executable))
+    uv.write_text(UV.format(python=shlex.quote(sys.executable)))
     uv.chmod(0o755)
     backend = {"max_lora_adapters": 2, "max_lora_rank": 16, "sample_max_num_sequences": sequences}
     command = [str(uv), "run", "-m", "skyrl.tinker.api", "--base-model", str(model), "--backend", "jax"]
