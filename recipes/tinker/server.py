@@ -14,15 +14,16 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from composer_plugins.errors import ConfigError
 
-# In sh, because the first line of a script cannot name a Python whose path has a blank.
+# In sh, because the first line of a script cannot name a Python whose path has a blank. Without exec, because
+# the server reads in the command line of its parent how `uv run` was called.
 UV = """#!/bin/sh
 while [ "$1" != -m ]; do shift; done
-exec {python} "$@"
+{python} "$@"
 """
 SITE = "import typing, typing_extensions\ntyping.TypedDict = typing_extensions.TypedDict\n"
 SECONDS = 180  # until the server answers
@@ -66,7 +67,8 @@ def served(model: Path, folder: Path, *, sequences: int) -> Iterator[str]:
             _wait(url, server, log)
             yield url
         finally:
-            os.killpg(server.pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):  # it has stopped by itself
+                os.killpg(server.pid, signal.SIGTERM)
             server.wait()
 
 
@@ -79,5 +81,6 @@ def _wait(url: str, server: "subprocess.Popen[bytes]", log: Path) -> None:
                 return
         except OSError:
             time.sleep(0.5)
+    what = f"it did not answer in {SECONDS} seconds" if server.poll() is None else "it stopped"
     last = " ".join(log.read_text().split())[-500:]
-    raise ConfigError("server", f"it did not answer: {last}", f"see {log}")
+    raise ConfigError("server", f"{what}: {last}", "correct what its log says, and run the command again")
