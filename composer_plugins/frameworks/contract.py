@@ -5,7 +5,7 @@ the pages. "Option X of framework U is parameter Y of loss L" is an `Option` wit
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -241,6 +241,13 @@ class Framework:
         """The releases that have this loss of its own."""
         first = self.releases.index(named.since) if named.since else 0
         return self.releases[first : self.releases.index(named.until) if named.until else None]
+
+    def of_release(self, release: str) -> "Framework":
+        """This framework as one of `releases` is: its losses, and its options with the defaults there."""
+        losses = tuple(one for one in self.losses if release in self.releases_of(one))
+        own = {option.key: option for one in losses for option in one.own}
+        options = tuple(own.get(one.key, one) for one in self.options)
+        return replace(self, release=release, losses=losses, options=options)
 
     def row_of(self, **options: Any) -> str | None:
         """The row of the loss that these options choose; None if it is not one of the catalogue's."""
