@@ -154,7 +154,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({Key.POLICY: "regualr"}, "unknown loss 'regualr'; did you mean 'regular'?"),
     ({Key.ESTIMATOR: "grop"}, "unknown estimator 'grop'; did you mean 'grpo'?"),
     ({Key.POLICY: "dppo", Key.DPPO_TYPE: "tv"}, "unknown type 'tv'"),
-    ({Key.REDUCTION: "mean"}, "unknown reduction 'mean'"),
+    ({Key.REDUCTION: "mean"}, "unknown value 'mean'"),
     ({Key.TIS: "both"}, "unknown level 'both'"),
     ({Key.POLICY: "composer/ppoo"}, "unknown policy loss 'ppoo'"),
     ({Key.POLICY: "composer/clip_cov"}, "a statistic of the whole batch"),
