@@ -213,17 +213,11 @@ def parse_node(node: Mapping[str, Any]) -> ComposerConfig:
 
 
 def require(choice: Choice) -> None:
-    """Raise ConfigError for a loss that SkyRL cannot run.
-
-    SkyRL's division of the advantages does not reach a term without them.
-    """
-    from composer_plugins.losses.folding import is_proportional
-
+    """Raise ConfigError for a loss that SkyRL cannot run."""
     SKYRL.require(choice)
-    if choice.loss.kind == "policy" and not is_proportional(choice):
-        problem = (
-            f"{choice.name!r} has a term without the advantages, and SkyRL divides only the advantages by "
-        )
-        problem += "the number of tokens, so that term would weigh as much more"
-        remedy = "switch the term off (kl_tau=0), use SkyRL's own use_kl_loss, or choose another loss"
-        raise ConfigError(choice.option, problem, remedy)
+    if choice.loss.kind == "policy" and choice.is_third_party:  # of ours, the row says it
+        from composer_plugins.losses.folding import is_proportional  # loads torch
+
+        if not is_proportional(choice):
+            problem = f"{choice.name!r} has a term without the advantages, and {SKYRL.divides_advantages}"
+            raise ConfigError(choice.option, problem, "remove the term, or use SkyRL's own use_kl_loss")

@@ -318,6 +318,8 @@ SKYRL = Framework(
         "advantage": frozenset({"rewards", "group_ids", "lengths", "token_rewards", "values", "mask"}),
     },
     partial_batch={"policy": "SkyRL cuts the batch into micro-batches"},
+    divides_advantages="SkyRL divides only the advantages by the number of tokens, so that term would weigh "
+    "as much more",
     not_carried=NOT_CARRIED,
     no_bearing=keys_in(NO_BEARING_IN),
     marks=("generator",),

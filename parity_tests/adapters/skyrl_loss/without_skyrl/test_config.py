@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 from typer.testing import CliRunner
 
 from composer_plugins.adapters.skyrl_loss.upstream import release_of
@@ -12,10 +14,13 @@ from composer_plugins.cli import app
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks import skyrl
 from composer_plugins.frameworks.skyrl import ALGORITHM, NODE, SKYRL, Key
+from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.losses.row import REQUIRED, Loss
 from composer_plugins.objective.by_table import nested
 from composer_plugins.objective.files import replaced
 from composer_plugins.objective.objective import Objective
 from composer_plugins.objective.resolve import migrate, resolve
+from parity_tests.rigs.every import rows
 
 NO_KL = {Key.USE_KL: False}
 OURS = {Key.POLICY: "composer", Key.ENTRYPOINT: skyrl.ENTRYPOINT}
@@ -176,6 +181,26 @@ def test_a_wrong_option_is_an_error(options: dict[str, Any], error: str) -> None
     with pytest.raises(ConfigError) as refused:
         read({Key.POLICY: "regular"} | options)
     assert error in str(refused.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("row", [one for one in rows() if one.kind == "policy"], ids=lambda row: row.name)
+def test_a_config_takes_the_losses_that_the_table_runs_and_no_other(row: Loss) -> None:
+    params = {name: row.parameters[name].example for name, x in row.defaults.items() if x is REQUIRED}
+    options = {**OURS, Key.POLICY: f"composer/{row.name}", NODE: {"policy_params": params}}
+    errors = resolve("skyrl", nested(options)).errors
+    assert (errors == []) == SKYRL.runs(row), errors
+
+
+def with_a_bonus(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
+    """A user's loss with a term that has no advantages."""
+    return TokenLoss(torch.where(mask, -logprobs * advantages - 0.1 * logprobs, 0.0), {})
+
+
+def test_a_users_loss_with_a_term_without_the_advantages_is_an_error() -> None:
+    options = {**OURS, NODE: {"policy": f"{__name__}:with_a_bonus"}}
+    (error,) = resolve("skyrl", nested(options)).errors
+    assert error.key == f"{NODE}.policy" and "has a term without the advantages" in error.problem
 
 
 FOUND: list[tuple[dict[str, Any], str, str]] = [
