@@ -20,6 +20,7 @@ from composer_plugins.objective.by_table import nested
 from composer_plugins.objective.files import replaced
 from composer_plugins.objective.objective import Objective
 from composer_plugins.objective.resolve import migrate, resolve
+from composer_plugins.testing.conventions import check_as
 from parity_tests.rigs.every import rows
 
 NO_KL = {Key.USE_KL: False}
@@ -389,3 +390,8 @@ def test_what_is_written_is_a_command_that_is_read_again() -> None:
 def test_every_option_of_the_table_is_known_to_the_reader() -> None:
     table = nested({one.key: one.default if one.default is not None else "x" for one in SKYRL.options})
     assert resolve("skyrl", table).unread == ()
+
+
+def test_a_name_of_skyrls_registry_needs_skyrl() -> None:
+    with pytest.raises(ConfigError, match="'regular' is looked up in SkyRL's registry, and SkyRL is not"):
+        check_as("regular", "skyrl")
