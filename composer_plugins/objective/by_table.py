@@ -1,6 +1,7 @@
 """The configs of a framework that has a table and no module of its own: read, written and examined."""
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from composer_plugins.losses.row import REQUIRED, Kind
 from composer_plugins.objective.files import inheriting
 from composer_plugins.objective.keys import COUNT, NUMBER, POSITIVE, WEIGHT, not_carried, not_understood
 from composer_plugins.objective.objective import KL, MISSING, Objective, behaviours, without_policy
-from composer_plugins.objective.options import given_options, only_with, parameters_set, without_effect
+from composer_plugins.objective.options import SetBy, given_options, only_with, parameters_set, without_effect
 from composer_plugins.objective.rules import denominator_of_another
 
 # By the field of the objective that an option sets: its range, or the kind of the row that it names.
@@ -30,10 +31,12 @@ class ByTable:
     def __init__(self, framework: Framework) -> None:
         self.framework = framework
         self.choosers = self._choosers("policy")
-        self.keys = {key for one in framework.losses for key in one.options}
-        self.keys |= {one.key for one in framework.options}
+        named = ((key, value) for one in reversed(framework.losses) for key, value in one.options.items())
+        self.defaults = dict(named) | {one.key: one.default for one in framework.options}
+        # Whether the table says of each loss which options it reads. Otherwise each reads those of its kind.
+        self.has_own = any(one.own for one in framework.losses)
         self.NO_BEARING = framework.no_bearing
-        self.KNOWN = {*self.keys, *framework.not_carried, *framework.no_bearing}
+        self.KNOWN = {*self.defaults, *framework.not_carried, *framework.no_bearing}
         if framework.inherits:
             self.merged_config = partial(inheriting, key=framework.inherits)
 
@@ -45,9 +48,10 @@ class ByTable:
         """
         if why := next((why for key, why in self.framework.trains_otherwise.items() if key in table), ""):
             return without_policy(why), []
-        policy, keys = self.policy(table)
+        policy, set_by = self.policy(table)
         objective = self.objective(table, policy)
-        found = [*without_effect(self.framework, "policy", self.given(table)), *unlikely(policy, keys)]
+        found = [*without_effect(self.framework, "policy", self.given(table))]
+        found += unlikely(policy, {name: one.key for name, one in set_by.items()})
         found += only_with(self.framework, partial(at, table))
         if key := next((one.key for one in self._of_the_objective() if one.objective == "mode"), ""):
             found += denominator_of_another(policy, self.framework, objective.mode, key)
@@ -68,11 +72,15 @@ class ByTable:
         problem = f"it is no option of {self.framework.title} that is known here"
         return Finding("warning", key, problem, remedy)
 
-    def objective(self, table: Mapping[str, Any], policy: Choice) -> Objective:
-        """What is trained with this policy loss and with the other options of the config."""
-        found: dict[str, Any] = {
-            one.objective: self.converted(one, table) for one in self._of_the_objective()
-        }
+    def objective(
+        self, table: Mapping[str, Any], policy: Choice, advantage: Choice | None = None
+    ) -> Objective:
+        """What is trained with these losses and with the other options of the config.
+
+        `advantage` is one that is not of the table. None: the one that the config names.
+        """
+        fields = ((one.objective, self.converted(one, table)) for one in self._of_the_objective())
+        found: dict[str, Any] = {field: value for field, value in fields if value is not None}
         mode = found.get("mode") or next(iter(self.framework.denominators.values()), policy.mode)
         whose: Any = found.get("old") or "trainer"
         old, rollout = behaviours(policy, whose, found.get("rollout", "rollout engine"))
@@ -83,10 +91,10 @@ class ByTable:
             ratio_to: Any = found.get("kl.old") or whose
             kl = KL(estimator, weight, place, ratio_to)
         remarks = list(not_carried(table, self.framework.not_carried))
-        advantage = found.get("advantage") or self._chosen("advantage", table)
+        advantage = advantage or found.get("advantage") or self._chosen("advantage", table)
         for kind in ("advantage", "correction"):
             if (kind == "correction" or advantage is None) and (key := self.not_in_catalogue(kind, table)):
-                values = (f"{one} = {self._value(one, table)!r}" for one in self._choosers(kind))
+                values = (f"{one} = {self.value(one, table)!r}" for one in self._choosers(kind))
                 remarks.append(f"no {kind} of the catalogue ({key}): {', '.join(values)}")
         return Objective(
             policy=policy,
@@ -111,7 +119,7 @@ class ByTable:
             options: dict[str, Any] = {self.choosers[0]: MISSING}
         else:
             name = objective.policy.loss.name
-            if (named := self._written("policy", objective.policy, NOTHING)) is None:
+            if (named := self.written("policy", objective.policy)) is None:
                 having = (one.row for one in self.framework.losses if one.kind == "policy")
                 problem = f"{self.framework.title} has no loss {name!r}"
                 raise ConfigError("--to", problem, f"its losses are {', '.join(dict.fromkeys(having))}")
@@ -121,19 +129,30 @@ class ByTable:
             ("kl", kl and kl.estimator),
             ("correction", objective.correction),
         ):
-            options |= (choice and self._written(kind, choice, options)) or {}  # type: ignore[arg-type]
+            options |= (choice and self.written(kind, choice, options)) or {}  # type: ignore[arg-type]
+        return nested(self.with_fields(options, objective, kl))
+
+    def with_fields(self, options: Mapping[str, Any], objective: Objective, kl: KL | None) -> dict[str, Any]:
+        """These options, which choose the losses, and those that set the other fields of an objective."""
+        found = dict(options)
         ours = {field: getattr(objective, field) for field in NUMBERS if field != "kl.weight"}
         ours |= {"mode": objective.mode, "advantage": objective.advantage and objective.advantage.name}
         ours |= {"kl.weight": kl.weight if kl else 0.0, "kl.estimator": kl and kl.estimator.name}
         ours |= {"old": objective.old, "rollout": objective.rollout, "kl.old": kl and kl.old}
         for option in self._of_the_objective():
             theirs = self._theirs(option, ours.get(option.objective))
-            if theirs is None or theirs == option.default or option.key in options:
+            if theirs is None or option.key in found or option.fallback:
                 continue
-            options[option.key] = theirs
-            if option.only_with and theirs:
-                options[option.only_with[0]] = option.only_with[1]
-        return nested(options)
+            other, needed = option.only_with or ("", None)
+            if other in found and not option.is_read_beside(found[other]):
+                continue
+            if other and not theirs:
+                continue  # switched off where nothing is set
+            if theirs != option.default:
+                found[option.key] = theirs
+            if other:
+                found[other] = needed
+        return found
 
     def render(self, table: Mapping[str, Any]) -> str:
         """The config as YAML."""
@@ -151,67 +170,65 @@ class ByTable:
         losses = (one for one in self.framework.losses if one.kind == kind)
         return tuple(dict.fromkeys(key for one in losses for key in one.options))
 
-    def _value(self, key: str, table: Mapping[str, Any]) -> Any:
-        """The value of an option that chooses a loss: by default that of the option, or of the first loss."""
-        if (value := entry(table, key)) is not ABSENT:
-            return value
-        options = [one.default for one in self.framework.options if one.key == key]
-        losses = [one.options[key] for one in self.framework.losses if key in one.options]
-        return [*options, *losses][0]
-
-    def _named(self, kind: Kind, table: Mapping[str, Any]) -> NamedLoss | None:
+    def named(self, kind: Kind, table: Mapping[str, Any]) -> NamedLoss | None:
         """The loss of a kind that the config names, if one of the table's has all these options."""
-        wanted = {key: self._value(key, table) for key in self._choosers(kind)}
+        wanted = {key: self.value(key, table) for key in self._choosers(kind)}
         losses = [one for one in self.framework.losses if one.kind == kind]
         return next((one for one in losses if one.options.items() <= wanted.items()), None)
 
-    def given(self, table: Mapping[str, Any], kind: Kind = "policy") -> dict[str, Any]:
-        """The options of a kind that are not at their default. A null may switch something off."""
+    def _read_by(self, named: NamedLoss) -> Iterable[Option]:
+        """The options that set the parameters of a loss of the framework's own."""
+        return named.own if self.has_own else self.framework.options_of(named.kind)
+
+    def given(
+        self, table: Mapping[str, Any], kind: Kind = "policy", options: Iterable[Option] | None = None
+    ) -> dict[str, Any]:
+        """The options of a kind, or `options`, that are not at their default. A null may switch one off."""
 
         def value_of(key: str, default: Any) -> Any:
             found = entry(table, key)
             return default if found is ABSENT or (found is None and kind == "policy") else found
 
-        return given_options(self.framework.options_of(kind), value_of)
+        return given_options(self.framework.options_of(kind) if options is None else options, value_of)
 
     def _chosen(self, kind: Kind, table: Mapping[str, Any]) -> Choice | None:
         """The loss of another kind that the config names, with its parameters; None where it names none."""
-        if (named := self._named(kind, table)) is not None:
-            return self._with_parameters(named, table)[0]
+        if (named := self.named(kind, table)) is not None:
+            return self.with_parameters(named, table)[0]
         if kind == "kl" and (key := self.not_in_catalogue(kind, table)):
             known = {str(one.options[key]) for one in self.framework.losses if key in one.options}
-            raise unknown(key, str(self._value(key, table)), known, noun="value")
+            raise unknown(key, str(self.value(key, table)), known, noun="value")
         return None
 
     def not_in_catalogue(self, kind: Kind, table: Mapping[str, Any]) -> str:
         """The option by which a config names a loss of this kind that no row is; "" if there is none."""
         keys = self._choosers(kind)
-        if not keys or self._named(kind, table) is not None:
+        if not keys or self.named(kind, table) is not None:
             return ""
-        if kind == "correction" and not self._value(keys[0], table):  # the option that switches one on
+        if kind == "correction" and not self.value(keys[0], table):  # the option that switches one on
             return ""
-        is_set = [key for key in keys if self._value(key, table) != self._value(key, {})]
+        is_set = [key for key in keys if self.value(key, table) != self.value(key, {})]
         return (is_set or [keys[0] if kind == "advantage" else ""])[-1]
 
-    def _with_parameters(self, named: NamedLoss, table: Mapping[str, Any]) -> tuple[Choice, dict[str, str]]:
-        """A loss with the parameters that options set, and by parameter the option."""
+    def with_parameters(self, named: NamedLoss, table: Mapping[str, Any]) -> tuple[Choice, dict[str, SetBy]]:
+        """A loss with its parameters, and by parameter the option that sets it, or that may."""
         choice = find_one(named.row, named.kind)
-        given = self.given(table, named.kind)
-        set_by = parameters_set(self.framework, choice.loss, {}, given, params_key="")
-        values = {name: one.value for name, one in set_by.items()}
-        keys = {name: one.key for name, one in set_by.items()}
+        given = self.given(table, named.kind, self._read_by(named))
+        set_here = parameters_set(self.framework, choice.loss, {}, given, params_key="")
+        values = {name: one.value for name, one in set_here.items()}
         params = {**choice.params, **named.params, **values}
+        sets = ((one.key, parameters_of(one.sets, choice.loss)) for one in self._read_by(named))
+        set_by = {name: SetBy(key, params.get(name)) for key, names in sets for name in names} | set_here
         for name, default in choice.loss.defaults.items():
             if default is REQUIRED and name not in params:
-                options = self.framework.options_of(named.kind)
-                key = next(one.key for one in options if name in parameters_of(one.sets, choice.loss))
-                raise ConfigError(key, f"{choice.name!r} has no default for its {name}", "set it")
-        return choose(named.kind, named.row, params, option=named.kind), keys
+                problem = f"{choice.name!r} has no default for its {name}"
+                raise ConfigError(set_by[name].key, problem, "set it")
+        return choose(named.kind, named.row, params, option=named.kind), set_by
 
-    def policy(self, table: Mapping[str, Any]) -> tuple[Choice, dict[str, str]]:
-        """The policy loss that the config names, and by parameter the option that sets it."""
-        if (named := self._named("policy", table)) is not None:
-            return self._with_parameters(named, table)
+    def policy(self, table: Mapping[str, Any]) -> tuple[Choice, dict[str, SetBy]]:
+        """The policy loss that the config names, and its parameters that options set."""
+        if (named := self.named("policy", table)) is not None:
+            return self.with_parameters(named, table)
         losses = [one for one in self.framework.losses if one.kind == "policy"]
         given = {key: value for key in self.choosers if (value := entry(table, key)) is not ABSENT}
         for key, value in given.items():
@@ -223,8 +240,10 @@ class ByTable:
 
     def converted(self, option: Option, table: Mapping[str, Any]) -> Any:
         """The value of the objective's field that an option sets; None where another option keeps it off."""
-        value = option.default if (found := at(table, option.key)) is None else found
-        if value is None or (option.only_with and not option.is_read_beside(at(table, option.only_with[0]))):
+        value = self.value(option.key, table)
+        if value is None or (
+            option.only_with and not option.is_read_beside(self.value(option.only_with[0], table))
+        ):
             return None
         if option.objective in NUMBERS:
             NUMBERS[option.objective].check(option.key, value, option.default)
@@ -233,6 +252,11 @@ class ByTable:
             raise unknown(option.key, str(value), map(str, known), noun="value")
         ours = known[value] if known else option.conversion.ours(value)
         return choose(KINDS[option.objective], ours) if option.objective in KINDS else ours  # type: ignore[arg-type]
+
+    def value(self, key: str, table: Mapping[str, Any]) -> Any:
+        """The value of an option; its default where the config has none, or null."""
+        found = at(table, key)
+        return self.defaults.get(key) if found is None else found
 
     def _theirs(self, option: Option, ours: Any) -> Any:
         """The framework's value of an option that sets a field of the objective; None where it has none."""
@@ -248,10 +272,13 @@ class ByTable:
         }
         return names.get(str(ours).partition("@")[0])
 
-    def _written(self, kind: Kind, choice: Choice, chosen: Mapping[str, Any]) -> dict[str, Any] | None:
+    def written(
+        self, kind: Kind, choice: Choice, chosen: Mapping[str, Any] = NOTHING, *, is_exact: bool = False
+    ) -> dict[str, Any] | None:
         """The options that choose this loss with its parameters, the fewest; None if there is no such loss.
 
-        `chosen` are options of other losses, which these must not contradict.
+        `chosen` are options of other losses, which these must not contradict. With `is_exact`, a loss with
+        another value of a parameter is none.
         """
         losses = [
             one
@@ -264,13 +291,13 @@ class ByTable:
             having = [one for one in losses if one.row.partition("@")[0].removesuffix("_corrected") == base]
         found = [self._options(one, choice) for one in having]
         nearest = min(found, key=lambda one: (one[1], len(one[0])), default=None)
-        return nearest[0] if nearest else None
+        return nearest[0] if nearest and not (is_exact and nearest[1]) else None
 
     def _options(self, named: NamedLoss, choice: Choice) -> tuple[dict[str, Any], int]:
         """The options that choose a loss and set its parameters; and how many are not as in `choice`."""
         row, options = find_one(named.row, named.kind), dict[str, Any](named.options)
         now = {name: row.value(name) for name in choice.loss.parameters} | dict(named.params)
-        own = self.framework.options_of(named.kind)
+        own = tuple(self._read_by(named))
         for option in own:
             sets = next((one for one in option.sets if one.is_of(choice.loss)), None)
             if sets is None or isinstance(value := choice.value(sets.parameters[0]), dict):
@@ -280,8 +307,9 @@ class ByTable:
             decided = [name for name in sets.parameters if len(sets.parameters) == 1 or name not in alone]
             values = {choice.value(name) for name in decided or sets.parameters}
             if len(values) == 1 and any(now[name] not in values for name in decided or sets.parameters):
-                options[option.key] = sets.conversion.theirs(value)
-                now |= dict.fromkeys(sets.parameters, value)
+                with suppress(KeyError):  # of a value that the option does not have
+                    options[option.key] = sets.conversion.theirs(value)
+                    now |= dict.fromkeys(sets.parameters, value)
         return options, sum(value != choice.value(name) for name, value in now.items())
 
 
