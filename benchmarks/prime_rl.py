@@ -17,6 +17,7 @@ from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_li
 from composer_plugins.conformance.prime_rl_claims.claims import OURS
 from composer_plugins.conformance.prime_rl_claims.packs import Pack
 from composer_plugins.conformance.prime_rl_claims.upstream import Upstream
+from composer_plugins.conformance.stubs import source
 
 SEQUENCES, TOKENS, ROUNDS = 64, 2048, 15
 
@@ -47,7 +48,7 @@ def step(upstream: Upstream, cut: Pack, **table: object) -> Callable[[], Tensor]
 
 def main() -> None:
     """Print the table for the checkout that PRIME_RL_SOURCE names."""
-    checkout = prime_rl_live.source()
+    checkout = source("prime-rl")
     if checkout is None:
         sys.exit(f"{prime_rl_live.SOURCE} names no checkout of PRIME-RL")
     upstream, cut = prime_rl_live.load(checkout), pack()

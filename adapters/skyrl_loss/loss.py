@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.skyrl_loss.surface import CHOOSES, Parsed, parse
-from composer_plugins.adapters.skyrl_loss.upstream import PADDING_UID, as_table, corrected, release_of
+from composer_plugins.adapters.skyrl_loss.surface import CHOOSES, Configs
+from composer_plugins.adapters.skyrl_loss.upstream import PADDING_UID, as_table, corrected
 from composer_plugins.diagnosis import log_info
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.skyrl import NODE, Key
@@ -21,6 +21,7 @@ from composer_plugins.losses.calling import call, differ_by_token, differing_adv
 from composer_plugins.losses.metrics import means
 from composer_plugins.losses.rollouts import batch_tensors, for_advantage
 from composer_plugins.losses.row import Kind
+from composer_plugins.objective.registered import Parsed
 
 log_once = cache(log_info)
 CHANGED = ("clip_frac", "mask_frac")  # how our metrics begin that mark the tokens of a clip or a mask
@@ -47,7 +48,7 @@ class Registered:
             key = CHOOSES[self.kind].rpartition(".")[2]
             # On its Tinker server a request names the loss, and the config another one.
             table["trainer"]["algorithm"][key] = f"composer/{self.name}" if self.name else "composer"
-            found = parse(table, self.kind, release_of(None))
+            found = Configs().parsed(table, self.kind)
             assert found is not None
             self._config, self._parsed = deepcopy(config), found
             log_once(f"{self.kind} {found.choice.described}")

@@ -1,18 +1,24 @@
 """What a user of SkyRL writes: its config, and our options in `trainer.algorithm.composer`."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from composer_plugins.config import ComposerConfig, at, unlikely
+from composer_plugins.adapters.skyrl_loss.correction import correction_of
+from composer_plugins.adapters.skyrl_loss.upstream import release_of
+from composer_plugins.config import ComposerConfig, at, entry
 from composer_plugins.errors import ConfigError, near, not_available, unknown
 from composer_plugins.findings import Finding, Findings, enforce
 from composer_plugins.frameworks import skyrl
-from composer_plugins.frameworks.contract import NamedLoss, Option, parameters_of
 from composer_plugins.frameworks.skyrl import NODE, SKYRL, Key
-from composer_plugins.losses.choosing import Choice, choose, find_one
+from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.row import Kind
-from composer_plugins.objective.objective import Behaviour, Objective, behaviours
-from composer_plugins.objective.options import SetBy, given_options, only_with, parameters_set
+from composer_plugins.objective.by_table import ByTable
+from composer_plugins.objective.keys import check_flag, check_tables
+from composer_plugins.objective.objective import STAND_IN, Objective, channels_of
+from composer_plugins.objective.options import only_with
+from composer_plugins.objective.registered import Parsed, is_ours, loss_in, parse_choice, unlikely_value
 from composer_plugins.objective.rules import (
     advantage_of_another_paper,
     cut_sampling,
@@ -20,222 +26,198 @@ from composer_plugins.objective.rules import (
     own_denominator,
 )
 
-DEFAULTS = {one.key: one.default for one in SKYRL.options}
 CHOOSES: dict[Kind, str] = {"policy": Key.POLICY, "advantage": Key.ESTIMATOR}
+NOUNS: dict[Kind, str] = {"policy": "loss", "advantage": "estimator"}
+FLAGS = (Key.USE_KL, Key.KL_IN_REWARD, Key.USE_ENTROPY, Key.USE_TIS, Key.STEP_WISE, Key.ASYNC)
+TABLES = ("trainer", "generator", skyrl.ALGORITHM, skyrl.CORRECTION, NODE)
+DENOMINATORS = {
+    "KL": "seq-mean-token-mean",
+    "entropy bonus": "the tokens of a micro-batch, then the mean over micro-batches",
+    "policy_weight": "the policy loss",
+}
+AllParsed = Mapping[Kind, Parsed | None]
 
 
-class Parsed(NamedTuple):
-    """A policy loss or an advantage: what is called, and which of SkyRL's options set its parameters."""
+class Configs(ByTable):
+    """SkyRL's configs, from the root: a YAML, or the dotted options of its command line."""
 
-    choice: Choice
-    set_by: Mapping[str, SetBy]
-    config: ComposerConfig  # our options
-    own: NamedLoss | None  # SkyRL's own; None: it is ours
+    def __init__(self, version: str | None = None) -> None:
+        super().__init__(SKYRL.of_release(release_of(version)))
+        self.KNOWN |= {NODE, Key.KL_CONTROL}
 
-
-def value_in(table: Mapping[str, Any], key: str) -> Any:
-    """The value of an option, or its default where the config has none."""
-    found = at(table, key)
-    return DEFAULTS.get(key) if found is None else found
-
-
-def is_ours(name: str) -> bool:
-    """Whether a registered name is `composer` or `composer/<name>`."""
-    return name == "composer" or name.startswith("composer/")
-
-
-def parse(table: Mapping[str, Any], kind: Kind, release: str) -> Parsed | None:
-    """The policy loss or the advantage that a config names, with its parameters.
-
-    None for cross_entropy, and for a name that the user's own entry point may have registered. Raises
-    ConfigError for a misspelt name, and for an option that contradicts the loss.
-    """
-    name = str(value_in(table, CHOOSES[kind]))
-    if is_ours(name):
-        return _ours(table, kind, name.removeprefix("composer").removeprefix("/"), release)
-    if kind == "policy" and name == skyrl.LIKELIHOOD:
-        return None
-    chosen = {CHOOSES[kind]: name}
-    if name == "dppo":
-        chosen[Key.DPPO_TYPE] = value_in(table, Key.DPPO_TYPE)
-    of_kind = [one for one in SKYRL.losses if one.kind == kind and release in SKYRL.releases_of(one)]
-    own = next((one for one in of_kind if one.options == chosen), None)
-    if own is None:
-        known = [*(str(one.options[CHOOSES[kind]]) for one in of_kind), "composer"]
-        if name == "dppo":
-            raise unknown(Key.DPPO_TYPE, str(chosen[Key.DPPO_TYPE]), ("binary_tv", "binary_kl"), noun="type")
-        if near(name, known):
-            raise unknown(CHOOSES[kind], name, known, noun="loss" if kind == "policy" else "estimator")
-        return None
-    given = given_options(own.own, lambda key, default: default if at(table, key) is None else at(table, key))
-    loss = find_one(own.row, kind).loss
-    set_by = parameters_set(SKYRL, loss, {}, given, params_key="")
-    params = {**own.params, **{name: one.value for name, one in set_by.items()}}
-    return Parsed(choose(kind, own.row, params, option=CHOOSES[kind]), set_by, ComposerConfig.parse({}), own)
-
-
-def options_of(kind: Kind, release: str) -> list[Option]:
-    """SkyRL's options that set parameters of a loss, with the defaults of a release."""
-    named_here = (one for one in SKYRL.losses if release in SKYRL.releases_of(one))
-    own = {option.key: option for one in named_here for option in one.own}
-    return [own.get(one.key, one) for one in SKYRL.options_of(kind) if one.acts_by_parameters]
-
-
-def _ours(table: Mapping[str, Any], kind: Kind, name: str, release: str) -> Parsed:
-    """A loss of ours by its registered name, or for "" by the options in NODE."""
-    node = {str(key): one for key, one in (at(table, NODE) or {}).items()}
-    wrong, set_by, params_key = Findings(), dict[str, SetBy](), f"{kind}_params"
-    with wrong.collected(NODE):
-        for option, reason in skyrl.NOT_AVAILABLE.items():
-            if node.get(option):
-                wrong += [one.under(NODE) for one in Finding.all_from(not_available(option, reason))]
-                node.pop(option)
-        if name and str(node.get(kind, name)).partition("@")[0] != name.partition("@")[0]:
-            remedy = f"remove it, or write composer in place of composer/{name}"
-            raise ConfigError(kind, f"{node[kind]!r} contradicts the name composer/{name}", remedy)
-        named_here = str(node.get(kind) or name or ComposerConfig.model_fields[kind].default)
-        loss = find_one(named_here, kind, kind).loss if ":" not in named_here else None
-        if loss is not None and not wrong:
-            given = given_options(
-                options_of(kind, release),
-                lambda key, default: default if at(table, key) is None else at(table, key),
-            )
-            params = node.get(params_key) or {}
+    def read(self, table: Mapping[str, Any], version: str | None = None) -> tuple[Objective, list[Finding]]:
+        """What SkyRL trains with this config, and what does not hold of it."""
+        check_tables(table, *TABLES)
+        for key in FLAGS:
+            if at(table, key) is not None:
+                check_flag(key, at(table, key))
+        wrong, parsed = Findings(), dict[Kind, Parsed | None]()
+        for kind in CHOOSES:
             with wrong.collected():
-                set_by = parameters_set(SKYRL, loss, params, given, params_key=f"{NODE}.{params_key}")
-            values = {name: one.value for name, one in set_by.items()}
-            node = {**node, params_key: {**params, **values}} if values else node
-        config = ComposerConfig.parse({kind: named_here, **node})
-        choice = config.choose_policy() if kind == "policy" else config.choose_advantage()
-        SKYRL.require(choice)
-        if kind == "policy":
-            check_proportional(choice)
-    enforce(wrong)
-    return Parsed(choice, set_by, config, None)
+                parsed[kind] = self.parsed(table, kind)
+        enforce(wrong)
+        objective = self._what_is_trained(table, parsed)
+        return objective, [*self._findings(table, objective, parsed)]
 
+    def parsed(self, table: Mapping[str, Any], kind: Kind) -> Parsed | None:
+        """The policy loss or the advantage that a config names, with its parameters.
 
-def check_proportional(choice: Choice) -> None:
-    """Raise ConfigError for a loss with a term that SkyRL's division of the advantages does not reach."""
-    from composer_plugins.losses.folding import is_proportional
+        None for cross_entropy, and for a name that the user's own entry point may have registered. Raises
+        ConfigError for a misspelt name, and for an option that contradicts the loss.
+        """
+        key = CHOOSES[kind]
+        name = str(self.value(key, table))
+        if is_ours(name):
+            node = {str(key): one for key, one in (at(table, NODE) or {}).items()}
+            given = self.given(table, kind)
+            return parse_choice(
+                SKYRL, node, kind, loss_in(name), given, node_key=NODE, parse=parse_node, check=require
+            )
+        if (named := self.named(kind, table)) is not None:
+            return Parsed(ComposerConfig.parse({}), *self.with_parameters(named, table))
+        losses = [one.options for one in self.framework.losses if one.kind == kind]
+        if types := [str(one[Key.DPPO_TYPE]) for one in losses if one[key] == name and Key.DPPO_TYPE in one]:
+            raise unknown(Key.DPPO_TYPE, str(self.value(Key.DPPO_TYPE, table)), types, noun="type")
+        known = [*(str(one[key]) for one in losses), "composer"]
+        if name != skyrl.LIKELIHOOD and near(name, known):
+            raise unknown(key, name, known, noun=NOUNS[kind])
+        return None
 
-    if not is_proportional(choice):
-        problem = (
-            f"{choice.name!r} has a term without the advantages, and SkyRL divides only the advantages by "
+    def _what_is_trained(self, table: Mapping[str, Any], parsed: AllParsed) -> Objective:
+        value = partial(self.value, table=table)
+        policy, advantage, name = parsed["policy"], parsed["advantage"], str(value(Key.POLICY))
+        stand_in = choose("policy", STAND_IN)
+        found = self.objective(
+            table, policy.choice if policy else stand_in, advantage.choice if advantage else None
         )
-        problem += "the number of tokens, so that term would weigh as much more"
-        remedy = "switch the term off (kl_tau=0), use SkyRL's own use_kl_loss, or choose another loss"
-        raise ConfigError(choice.option, problem, remedy)
+        correction, dropped = correction_of(value)
+        remarks = [*found.remarks, *dropped]
+        if value(Key.REDUCTION) == skyrl.LEGACY:
+            remarks.append(f"{Key.REDUCTION} = {skyrl.LEGACY!r}: {skyrl.LEGACY_REMARK}")
+        in_reward = value(Key.KL_IN_REWARD)
+        kl = found.kl if value(Key.USE_KL) else found.kl and in_reward and found.kl._replace(place="reward")
+        if kl and in_reward and value(Key.KL_CONTROL) not in (None, "fixed"):
+            remarks.append(f"{Key.KL_CONTROL} = {value(Key.KL_CONTROL)!r}")
+        if name in skyrl.FOLDED:
+            remarks.append(f"{Key.POLICY} = {name!r}: {skyrl.FOLDED[name]}")
+        found = replace(found, kl=kl or None, correction=correction, remarks=tuple(remarks))
+        found = replace(found, denominators=DENOMINATORS)
+        if policy is None:
+            why = f"{Key.POLICY} = {name!r} is not SkyRL's own, and what it computes is not known here"
+            if name == skyrl.LIKELIHOOD:
+                why = f"{name!r} trains on the likelihood alone, without advantages"
+            return replace(found, mode="", length=None, old=None, rollout=None, no_policy=why)
+        if found.length == 1:
+            found = replace(found, mode="seq-mean-token-sum", length=None)
+        # SkyRL hands it its own log-probabilities where there are no others.
+        if found.rollout and (name == "importance_sampling" or entry(table, Key.LOGPROBS) is None):
+            found = replace(found, rollout="trainer")
+        return replace(found, channels=channels_of(policy.config))
 
-
-def whose(table: Mapping[str, Any], policy: Parsed) -> tuple[Behaviour | None, Behaviour | None]:
-    """Whose log-probabilities SkyRL gives a loss as old_logprobs and as rollout_logprobs."""
-    name, has_rollout = str(value_in(table, Key.POLICY)), at(table, Key.LOGPROBS) is not None
-    has_rollout = has_rollout or Key.LOGPROBS.rpartition(".")[2] not in (
-        at(table, Key.LOGPROBS.rpartition(".")[0]) or {}
-    )
-    old: Behaviour = "trainer"
-    if policy.own is not None and name == "cispo" and value_in(table, Key.ANCHOR) == "rollout":
-        old = "rollout engine"
-    by_trainer = not has_rollout or (policy.own is not None and name == "importance_sampling")
-    return behaviours(policy.choice, old, "trainer" if by_trainer else "rollout engine")
-
-
-def findings(
-    table: Mapping[str, Any], objective: Objective, parsed: Mapping[Kind, Parsed | None], release: str
-) -> Iterator[Finding]:
-    """Yield what does not hold of a config, or is probably not meant."""
-
-    def value(key: str) -> Any:
-        return value_in(table, key)
-
-    policy, advantage = parsed["policy"], parsed["advantage"]
-    name, reduction = str(value(Key.POLICY)), value(Key.REDUCTION)
-    if policy is None and name != skyrl.LIKELIHOOD:
-        problem = f"it is {name!r}, which SkyRL {release} does not have by itself"
-        remedy = "correct it; or, if your entry point registers it, run composer-plugins check "
-        yield Finding("warning", Key.POLICY, problem, f"{remedy}FILE.py:FUNCTION --as skyrl")
-    if advantage is None:
-        problem = f"it is {value(Key.ESTIMATOR)!r}, which SkyRL {release} does not have by itself"
-        remedy = "correct it, unless your entry point registers it"
-        yield Finding("warning", Key.ESTIMATOR, problem, remedy)
-    if value(Key.USE_KL) and value(Key.KL_IN_REWARD):
-        yield Finding("error", Key.KL_IN_REWARD, f"it is True, and so is {Key.USE_KL}", "set one to false")
-    if reduction == skyrl.NORM and value(Key.LENGTH) is None:
-        remedy = "set it, to the longest response for example"
-        yield Finding("error", Key.LENGTH, f"it is not set, and {reduction} divides by it", remedy)
-    if reduction == skyrl.LEGACY:
-        remedy = "set token_mean"
-        yield Finding("warning", Key.REDUCTION, f"it is {reduction!r}: {skyrl.LEGACY_REMARK}", remedy)
-    if policy is not None and policy.own is not None and skyrl.ADVISED.get(name, reduction) != reduction:
-        problem = f"it is {reduction!r}, and the paper of {name} takes the mean of each sequence first"
-        yield Finding("warning", Key.REDUCTION, problem, f"set {skyrl.ADVISED[name]}, as SkyRL advises")
-    corrected = (Key.TIS, Key.SEQUENCE_MASK, *Key.OUTLIERS, *Key.TOKEN_MASK)
-    set_here = next((key for key in (Key.USE_TIS, *corrected) if value(key) not in (None, False)), "")
-    if set_here and name in skyrl.UNCORRECTED:
-        problem = f"it is set, and SkyRL's {name} does not correct for the rollout engine"
-        yield Finding("error", set_here, problem, "remove it, or choose another policy_loss_type")
-    if policy is not None and policy.own is not None and name in skyrl.FOLDED:
-        yield Finding("warning", Key.POLICY, f"{name!r}: {skyrl.FOLDED[name]}", "choose another loss")
-    for one in parsed.values():
-        if one is not None and one.own is None and value(Key.ENTRYPOINT) != skyrl.ENTRYPOINT:
-            key = CHOOSES[one.choice.loss.kind]
-            problem = f"it is {value(key)!r}, which SkyRL does not know by itself"
+    def _findings(
+        self, table: Mapping[str, Any], objective: Objective, parsed: AllParsed
+    ) -> Iterator[Finding]:
+        """Yield what does not hold of a config, or is probably not meant."""
+        value, policy, advantage = partial(self.value, table=table), parsed["policy"], parsed["advantage"]
+        name, reduction = str(value(Key.POLICY)), value(Key.REDUCTION)
+        unless = ", unless your entry point registers it"
+        checked = (
+            "; or, if your entry point registers it, run composer-plugins check FILE.py:FUNCTION --as skyrl"
+        )
+        for kind, key in CHOOSES.items():
+            if parsed[kind] is None and value(key) != skyrl.LIKELIHOOD:
+                problem = f"it is {value(key)!r}, which {self.release()} does not have by itself"
+                remedy = f"correct it{checked if kind == 'policy' else unless}"
+                yield Finding("warning", key, problem, remedy)
+        if value(Key.USE_KL) and value(Key.KL_IN_REWARD):
+            yield Finding(
+                "error", Key.KL_IN_REWARD, f"it is True, and so is {Key.USE_KL}", "set one to false"
+            )
+        if reduction == skyrl.NORM and value(Key.LENGTH) is None:
+            remedy = "set it, to the longest response for example"
+            yield Finding("error", Key.LENGTH, f"it is not set, and {reduction} divides by it", remedy)
+        if reduction == skyrl.LEGACY:
+            problem = f"it is {reduction!r}: {skyrl.LEGACY_REMARK}"
+            yield Finding("warning", Key.REDUCTION, problem, "set token_mean")
+        if skyrl.ADVISED.get(name, reduction) != reduction:
+            problem = f"it is {reduction!r}, and the paper of {name} takes the mean of each sequence first"
+            yield Finding("warning", Key.REDUCTION, problem, f"set {skyrl.ADVISED[name]}, as SkyRL advises")
+        corrected = (Key.USE_TIS, Key.TIS, Key.SEQUENCE_MASK, *Key.OUTLIERS, *Key.TOKEN_MASK)
+        set_here = next((key for key in corrected if value(key) not in (None, False)), "")
+        if set_here and name in skyrl.UNCORRECTED:
+            problem = f"it is set, and SkyRL's {name} does not correct for the rollout engine"
+            yield Finding("error", set_here, problem, "remove it, or choose another policy_loss_type")
+        if name in skyrl.FOLDED:
+            yield Finding("warning", Key.POLICY, f"{name!r}: {skyrl.FOLDED[name]}", "choose another loss")
+        ours = [key for key in CHOOSES.values() if is_ours(str(value(key)))]
+        if ours and value(Key.ENTRYPOINT) != skyrl.ENTRYPOINT:
+            problem = f"it is {value(ours[0])!r}, which SkyRL does not know by itself"
             remedy = f"set {Key.ENTRYPOINT}={skyrl.ENTRYPOINT}, or call register() in your own entry point"
-            yield Finding("warning", key, problem, remedy)
-            break
-    if value(Key.ASYNC) and (name in skyrl.NEEDS_OLD or objective.old == "trainer"):
-        problem = (
-            f"it is True, and {name!r} compares with the policy before the update, which is not kept then"
-        )
-        yield Finding("error", Key.ASYNC, problem, "choose rollout_is, dppo, or a loss of the rollout policy")
-    needs_rollout = policy is not None and "rollout_logprobs" in policy.choice.loss.needs
-    if needs_rollout and objective.rollout == "trainer" and name != "importance_sampling":
-        problem = f"it is null, and {policy.choice.name!r} compares with the rollout policy" if policy else ""
-        yield Finding("error", Key.LOGPROBS, problem, "set it to 1")
-    if advantage is not None and value(Key.STEP_WISE) and advantage.choice.loss.name in skyrl.BY_TOKEN:
-        problem = (
-            f"it is True, and {advantage.choice.name!r} has an advantage for each token, of which SkyRL "
-        )
-        problem += "keeps one for a trajectory"
-        yield Finding("error", Key.STEP_WISE, problem, "choose grpo, rloo or maxrl")
-    if objective.group_size == 1 and advantage and "group_ids" in advantage.choice.loss.needs:
-        problem = f"it is 1, and {advantage.choice.name!r} compares the rollouts of a prompt"
-        yield Finding("warning", Key.GROUP_SIZE, problem, "set 2 or more")
-    yield from only_with(SKYRL, lambda key: value(key) if at(table, key) is not None else DEFAULTS.get(key))
-    if needs_rollout or objective.correction is not None:
-        yield from cut_sampling(lambda key: at(table, key), f"{skyrl.GENERATOR}.sampling_params.")
-    for one in parsed.values():
-        if one is not None:
-            yield from unlikely(one.choice, keys_of(one))
-    if policy is None:
-        return
-    yield from not_read(table, policy)
-    if own_denominator(policy.choice, SKYRL) == "seq-mean-token-sum" == objective.mode:
-        return
-    yield from denominator_of_another(policy.choice, SKYRL, objective.mode, Key.REDUCTION)
-    used = advantage.choice.loss.name if advantage else ""
-    remedy = f"set {policy.choice.loss.advantage}, or composer/{policy.choice.loss.advantage}"
-    yield from advantage_of_another_paper(policy.choice, used, Key.ESTIMATOR, remedy)
+            yield Finding("warning", ours[0], problem, remedy)
+        if value(Key.ASYNC) and (name in skyrl.NEEDS_OLD or objective.old == "trainer"):
+            problem = f"it is True, and {name!r} compares with the policy before the update, which is not "
+            remedy = "choose rollout_is, dppo, or a loss of the rollout policy"
+            yield Finding("error", Key.ASYNC, f"{problem}kept then", remedy)
+        if objective.rollout == "trainer" and name != "importance_sampling":
+            problem = f"it is null, and {objective.policy.name!r} compares with the rollout policy"
+            yield Finding("error", Key.LOGPROBS, problem, "set it to 1")
+        if advantage is not None:
+            yield from self._of_the_advantage(advantage.choice, objective, bool(value(Key.STEP_WISE)))
+        yield from only_with(self.framework, partial(at, table))
+        if objective.rollout or objective.correction is not None:
+            yield from cut_sampling(partial(at, table), f"{skyrl.GENERATOR}.sampling_params.")
+        for one in filter(None, parsed.values()):
+            yield from unlikely_value(one, NODE)
+        if policy is None:
+            return
+        yield from self._not_read(table)
+        if own_denominator(policy.choice, SKYRL) == "seq-mean-token-sum" == objective.mode:
+            return
+        yield from denominator_of_another(policy.choice, SKYRL, objective.mode, Key.REDUCTION)
+        used = advantage.choice.loss.name if advantage else ""
+        remedy = f"set {policy.choice.loss.advantage}, or composer/{policy.choice.loss.advantage}"
+        yield from advantage_of_another_paper(policy.choice, used, Key.ESTIMATOR, remedy)
+
+    def _of_the_advantage(self, choice: Choice, objective: Objective, by_step: bool) -> Iterator[Finding]:
+        if by_step and choice.loss.name in skyrl.BY_TOKEN:
+            problem = f"it is True, and {choice.name!r} has an advantage for each token, of which SkyRL "
+            remedy = "choose grpo, rloo or maxrl"
+            yield Finding("error", Key.STEP_WISE, f"{problem}keeps one for a trajectory", remedy)
+        if objective.group_size == 1 and "group_ids" in choice.loss.needs:
+            problem = f"it is 1, and {choice.name!r} compares the rollouts of a prompt"
+            yield Finding("warning", Key.GROUP_SIZE, problem, "set 2 or more")
+
+    def _not_read(self, table: Mapping[str, Any]) -> Iterator[Finding]:
+        """Yield a warning for each option of a loss that is set and that SkyRL's own loss does not read."""
+        if (named := self.named("policy", table)) is None:
+            return
+        given, read = self.given(table), {one.key for one in named.own}
+        for option in self.framework.options_of("policy"):
+            if option.sets and option.key in given and option.key not in read:
+                problem = (
+                    f"it is {given[option.key]!r}, and SkyRL's {named.options[Key.POLICY]} does not read it"
+                )
+                yield Finding("warning", option.key, problem, "remove it")
 
 
-def keys_of(parsed: Parsed) -> dict[str, str]:
-    """By parameter, the key at which a user sets it."""
-    kind, own = parsed.choice.loss.kind, parsed.own
-    if own is None:
-        keys = {name: f"{NODE}.{kind}_params.{name}" for name in parsed.choice.loss.parameters}
-    else:
-        sets = ((option, parameters_of(option.sets, parsed.choice.loss)) for option in own.own)
-        keys = {name: option.key for option, names in sets for name in names}
-    return keys | {name: one.key for name, one in parsed.set_by.items()}
+def parse_node(node: Mapping[str, Any]) -> ComposerConfig:
+    """Our options as a config; ConfigError for one that SkyRL cannot provide."""
+    wrong, available = Findings(), dict(node)
+    for option, reason in skyrl.NOT_AVAILABLE.items():
+        if available.pop(option, None):
+            wrong.add(not_available(option, reason))
+    with wrong.collected():
+        config = ComposerConfig.parse(available)
+    enforce(wrong)
+    return config
 
 
-def not_read(table: Mapping[str, Any], policy: Parsed) -> Iterator[Finding]:
-    """Yield a warning for each option of a loss that is set and that SkyRL's own loss does not read."""
-    if policy.own is None:
-        return
-    read = {one.key for one in policy.own.own}
-    for option in SKYRL.options_of("policy"):
-        found = at(table, option.key)
-        if option.sets and option.key not in read and found not in (None, option.default):
-            problem = f"it is {found!r}, and SkyRL's {value_in(table, Key.POLICY)} does not read it"
-            yield Finding("warning", option.key, problem, "remove it")
+def require(choice: Choice) -> None:
+    """Raise ConfigError for a loss that SkyRL cannot run."""
+    SKYRL.require(choice)
+    if choice.loss.kind == "policy" and choice.is_third_party:  # of ours, the row says it
+        from composer_plugins.losses.folding import is_proportional  # loads torch
+
+        if not is_proportional(choice):
+            problem = f"{choice.name!r} has a term without the advantages, and {SKYRL.divides_advantages}"
+            raise ConfigError(choice.option, problem, "remove the term, or use SkyRL's own use_kl_loss")

@@ -41,6 +41,13 @@ def _plain(value: Any) -> Any:
     return {key: _plain(one) for key, one in table.items()} if hasattr(table, "items") else table
 
 
+def policy_losses() -> dict[str, Any]:
+    """SkyRL's registry of policy losses, those of others included."""
+    from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
+
+    return {name: PolicyLossRegistry.get(name) for name in PolicyLossRegistry.list_available()}
+
+
 def corrected(
     loss: Tensor, old: Tensor, rollout: Tensor | None, weights: Tensor, config: Any
 ) -> tuple[Tensor, Tensor, dict[str, float]]:

@@ -37,13 +37,9 @@ class Titan(ByTable):
     def write(self, objective: Objective, version: str | None = None) -> dict[str, Any]:
         """The keywords of torchtitan's own loss where it is the same one, and otherwise of ours."""
         stand_in = replace(objective, policy=choose("policy", TORCHTITAN.losses[0].row), no_policy="")
-        policy, rows = objective.policy, [one.row.partition("@")[0] for one in TORCHTITAN.losses]
         is_plain = not objective.no_policy and "policy_weight" not in objective.channels
-        if is_plain and policy.loss.name in rows:
-            own = super().write(objective, version)
-            written = self.read(own, version)[0].policy
-            if all(written.value(name) == policy.value(name) for name in policy.loss.parameters):
-                return own
+        if is_plain and self.written("policy", objective.policy, is_exact=True) is not None:
+            return super().write(objective, version)
         table = {LOSS: OWN, **named_policy(objective)}
         table |= {name: x for name, x in objective.channels.items() if name in FIELDS}
         return table | {name: x for name, x in super().write(stand_in, version).items() if name == ESTIMATOR}

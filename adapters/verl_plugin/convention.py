@@ -12,8 +12,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from composer_plugins.adapters.verl_plugin.upstream import FIRST, exact_release
-from composer_plugins.calling_convention import Called, Convention, Counts, Function, checked_pair
-from composer_plugins.errors import ConfigError, did_you_mean, in_a_line, near, unknown
+from composer_plugins.calling_convention import (
+    Called,
+    Convention,
+    Counts,
+    Function,
+    checked_pair,
+    in_registry,
+)
+from composer_plugins.errors import ConfigError, did_you_mean, in_a_line, near
 from composer_plugins.frameworks.verl import COUNTS_SINCE, MODES, MODES_SINCE, OPTIONS, PAIRS_SINCE
 from composer_plugins.frameworks.verl import VERL as VERL_TABLE
 
@@ -120,16 +127,7 @@ def watch(config: Any) -> dict[str, None]:
 
 def registered_loss(name: str) -> Function:
     """Return the policy loss of this name in verl's registry."""
-    if find_spec("verl") is None:
-        remedy = "install verl here, or name a function by its import path: module:function"
-        raise ConfigError(
-            "check", f"{name!r} is looked up in verl's registry, and verl is not installed", remedy
-        )
-    registry = imported("verl.trainer.ppo.core_algos").POLICY_LOSS_REGISTRY
-    if name not in registry:
-        raise unknown("check", name, registry, noun="policy loss of verl's registry")
-    function: Function = registry[name]
-    return function
+    return in_registry(name, VERL_TABLE, lambda: imported("verl.trainer.ppo.core_algos").POLICY_LOSS_REGISTRY)
 
 
 def is_metric(value: Any) -> bool:

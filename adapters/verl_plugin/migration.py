@@ -9,7 +9,7 @@ import yaml
 from composer_plugins.adapters.verl_plugin import surface, upstream
 from composer_plugins.adapters.verl_plugin.doctor.misspelt import WORKER_NODE
 from composer_plugins.adapters.verl_plugin.doctor.options import TARGET, Run, findings, inert_correction
-from composer_plugins.adapters.verl_plugin.surface import NODE, TRAINER, LossKind, is_ours, loss_in
+from composer_plugins.adapters.verl_plugin.surface import NODE, TRAINER, LossKind
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.findings import Finding
@@ -42,6 +42,7 @@ from composer_plugins.objective.objective import (
     set_params,
 )
 from composer_plugins.objective.options import parameters_set
+from composer_plugins.objective.registered import is_ours, loss_in
 
 # The rows that are verl's vanilla: a config is named by the one that has its mode and its clips.
 VANILLA = ("grpo@verl", "dapo@verl", "dr_grpo@verl")

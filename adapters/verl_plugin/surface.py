@@ -1,24 +1,25 @@
 """What a user of verl writes, parsed once: `algorithm.composer`, and verl's own options beside it."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from composer_plugins.config import ComposerConfig, unlikely
+from composer_plugins.config import ComposerConfig
 from composer_plugins.diagnosis import log_info
 from composer_plugins.errors import ConfigError, not_available, unknown
 from composer_plugins.findings import Finding, Findings, enforce
 from composer_plugins.frameworks import verl
 from composer_plugins.frameworks.contract import NOTHING, parameters_of
 from composer_plugins.frameworks.verl import VERL, Key
-from composer_plugins.losses.choosing import Choice, find_one
+from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import REQUIRED, Loss, of_kind
-from composer_plugins.objective import options
-from composer_plugins.objective.options import SetBy, parameters_set, without_effect
+from composer_plugins.losses.row import REQUIRED, of_kind
+from composer_plugins.objective import options, registered
+from composer_plugins.objective.options import without_effect
+from composer_plugins.objective.registered import Parsed, unlikely_value
 from composer_plugins.objective.rules import denominator_of_another
 
 Value = TypeVar("Value")
@@ -89,16 +90,6 @@ def name_here(kind: LossKind, name: str) -> str | None:
     return None if name in of_kind(losses(), kind) else VERL.row_of(**{verl.CHOOSES[kind]: name})
 
 
-def is_ours(name: str) -> bool:
-    """Whether a registered name is `composer` or `composer/<name>`."""
-    return name == "composer" or name.startswith("composer/")
-
-
-def loss_in(name: str) -> str | None:
-    """Return the loss in `composer/<name>`; None if `algorithm.composer` says which it is."""
-    return name.removeprefix("composer/") if name.startswith("composer/") else None
-
-
 def parse(node: Mapping[str, Any], *, in_driver: bool = True) -> ComposerConfig:
     """Return the options as the one config model, or raise ConfigError for one that verl cannot provide.
 
@@ -122,17 +113,9 @@ def parse(node: Mapping[str, Any], *, in_driver: bool = True) -> ComposerConfig:
     return config.model_copy(update={"policy_params": params}) if missing else config
 
 
-def _row(node: Mapping[str, Any], kind: LossKind, name: str | None) -> Loss | None:
-    """Return the row of the loss that runs; None for an unknown one, which `parse_choice` refuses."""
-    named = name or node.get(kind, ComposerConfig.model_fields[kind].default)
-    with suppress(ConfigError):
-        return find_one(named.partition("@")[0], kind).loss if isinstance(named, str) else None
-    return None
-
-
 def _parameters_of_the_workers(node: Mapping[str, Any]) -> dict[str, Any]:
     """Return values for the required parameters of the policy that are missing and that verl sets."""
-    loss, params = _row(node, "policy", None), node.get("policy_params") or {}
+    loss, params = registered.row_of(node, "policy", None), node.get("policy_params") or {}
     if loss is None or not isinstance(params, Mapping):
         return {}
     set_by_verl = {name for one in VERL.options_of("policy") for name in parameters_of(one.sets, loss)}
@@ -155,15 +138,6 @@ def given_options(kind: LossKind, table: Any) -> dict[str, Any]:
     return options.given_options((one for one in VERL.options_of(kind) if not one.effect), value_of)
 
 
-class Parsed(NamedTuple):
-    """What an advantage or a policy loss is asked for."""
-
-    config: ComposerConfig
-    choice: Choice
-    set_by: Mapping[str, SetBy]  # the parameters of the loss that options of verl set
-    mode: Any = ""  # in which verl reduces a policy loss
-
-
 def parse_choice(
     node: Mapping[str, Any],
     kind: LossKind,
@@ -176,28 +150,19 @@ def parse_choice(
     `given` has verl's own options (`given_options`), which set parameters of the loss. `table` is where
     `node` stands, so that the keys of errors begin at the config's root.
     """
-    wrong, set_by = Findings(), dict[str, SetBy]()
-    loss, key = _row(node, kind, name), f"{kind}_params"
-    params = node.get(key) or {}
-    with wrong.collected():
-        if loss is not None and isinstance(params, Mapping):
-            at = {"table": f"{VERL.tables[kind]}.", "params_key": f"{NODE}.{key}"}
-            set_by = parameters_set(VERL, loss, params, given, **at)
-            values = {name: one.value for name, one in set_by.items()}
-            node = {**node, key: {**params, **values}} if values else node
-    with wrong.collected(table):
-        if name is not None and str(node.get(kind, name)).partition("@")[0] != name:
-            remedy = f"remove it, or write composer in place of composer/{name}"
-            raise ConfigError(kind, f"{node[kind]!r} contradicts the name composer/{name}", remedy)
-        config = parse(node if name is None else {kind: name, **node}, in_driver=kind == "advantage")
-        choice = config.choose_policy() if kind == "policy" else config.choose_advantage()
-        for need in choice.loss.needs if kind == "advantage" else ():
-            if need in verl.NOT_SUPPLIED:
-                why, remedy = verl.NOT_SUPPLIED[need]
-                raise ConfigError(kind, f"{choice.name!r} needs {need}, and {why}", remedy)
-        VERL.require(choice)
-    enforce(wrong)
-    return Parsed(config, choice, set_by)
+    to_config = partial(parse, in_driver=kind == "advantage")
+    return registered.parse_choice(
+        VERL, node, kind, name, given, node_key=NODE, table=table, parse=to_config, check=_require
+    )
+
+
+def _require(choice: Choice) -> None:
+    """Raise ConfigError for a loss or an estimator that verl cannot run."""
+    for need in choice.loss.needs if choice.loss.kind == "advantage" else ():
+        if need in verl.NOT_SUPPLIED:
+            why, remedy = verl.NOT_SUPPLIED[need]
+            raise ConfigError("advantage", f"{choice.name!r} needs {need}, and {why}", remedy)
+    VERL.require(choice)
 
 
 def parse_registered(
@@ -219,7 +184,7 @@ def parse_registered(
         inert = [one.under(NODE) for one in config.without_effect(config.model_fields_set)]
         findings = [*undelivered(config, delivers=False), *inert, *reduction(choice, mode)]
         unread = without_effect(VERL, kind, given, f"{VERL.tables[kind]}.")
-        enforce([*findings, *unlikely_value(parsed), *unread])
+        enforce([*findings, *unlikely_value(parsed, NODE), *unread])
     return parsed
 
 
@@ -357,13 +322,6 @@ def reduction(choice: Choice | None, mode: str) -> Iterator[Finding]:
         yield Finding("warning", Key.AGG_MODE, problem, remedy)
     if mode:
         yield from denominator_of_another(choice, VERL, mode, Key.AGG_MODE)
-
-
-def unlikely_value(parsed: Parsed) -> Iterator[Finding]:
-    """Yield a warning for a value that hardly anyone intends, at verl's option if one sets it."""
-    choice = parsed.choice
-    keys = {name: f"{NODE}.{choice.params_option}.{name}" for name in choice.loss.parameters}
-    yield from unlikely(choice, keys | {name: one.key for name, one in parsed.set_by.items()})
 
 
 def check_scale_factor(length: Any) -> None:

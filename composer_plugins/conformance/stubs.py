@@ -4,6 +4,7 @@ A framework's module of losses often imports trackers, servers and GPU kernels. 
 installed, an empty module takes its place. Nothing of the checkout is changed.
 """
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -101,6 +102,17 @@ def stub(*names: str) -> list[str]:
     absent = [one for one in new if PathFinder.find_spec(one.split(".")[0]) is None]
     sys.meta_path.append(Stubs(absent))
     return absent
+
+
+def variable(framework: str) -> str:
+    """The environment variable that names a checkout of a framework for the tests and the pages."""
+    return f"{framework.replace('-', '_').upper()}_SOURCE"
+
+
+def source(framework: str) -> Path | None:
+    """The checkout that this variable names, if any."""
+    named = os.environ.get(variable(framework))
+    return Path(named) if named else None
 
 
 def commit_of(checkout: Path) -> str:

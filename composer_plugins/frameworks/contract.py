@@ -5,7 +5,7 @@ the pages. "Option X of framework U is parameter Y of loss L" is an `Option` wit
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -177,6 +177,8 @@ class Framework:
     packs_rows: bool = False
     # By kind and name, losses that would be another loss on the inputs as this framework has them, and why.
     refuses: Mapping[tuple[Kind, str], str] = field(default_factory=dict)
+    # Why each term of a policy loss must be proportional to the advantages: "X divides only them"; "" if not.
+    divides_advantages: str = ""
     # Keys at the top of its configs that no config of another framework has.
     marks: tuple[str, ...] = ()
     # Keys at the top of a config that trains no policy loss of the table, with the reason: "it is DPO".
@@ -218,7 +220,13 @@ class Framework:
             return False
         if loss.kind not in self.provides or (loss.kind, loss.name) in self.refuses:
             return False
-        return not self.missing(loss)
+        return not (self.missing(loss) or self._penalties(loss, loss.defaults))
+
+    def _penalties(self, loss: Loss, values: Mapping[str, Any]) -> list[str]:
+        """The parameters of a policy loss that weigh a term that would not be divided here."""
+        if not self.divides_advantages or loss.kind != "policy":
+            return []
+        return [name for name, one in loss.parameters.items() if one.weighs_a_penalty and values[name] != 0]
 
     def require(self, choice: Choice) -> None:
         """Raise ConfigError, at the option that names the loss, unless this framework can run it."""
@@ -237,11 +245,22 @@ class Framework:
             available = ", ".join(sorted(self.provides.get(loss.kind, frozenset()))) or "none"
             problem = f"{choice.name!r} needs {', '.join(missing)}, which {self.name} does not provide"
             raise ConfigError(choice.option, f"{problem} (inputs here: {available})", remedy)
+        if penalties := self._penalties(loss, {name: choice.value(name) for name in loss.parameters}):
+            problem = f"{choice.name!r} has a term without the advantages, and {self.divides_advantages}"
+            off = " and ".join(f"{name}=0" for name in penalties)
+            raise ConfigError(choice.option, problem, f"switch the term off ({off}), or {remedy}")
 
     def releases_of(self, named: NamedLoss) -> tuple[str, ...]:
         """The releases that have this loss of its own."""
         first = self.releases.index(named.since) if named.since else 0
         return self.releases[first : self.releases.index(named.until) if named.until else None]
+
+    def of_release(self, release: str) -> "Framework":
+        """This framework as one of `releases` is: its losses, and its options with the defaults there."""
+        losses = tuple(one for one in self.losses if release in self.releases_of(one))
+        own = {option.key: option for one in losses for option in one.own}
+        options = tuple(own.get(one.key, one) for one in self.options)
+        return replace(self, release=release, losses=losses, options=options)
 
     def row_of(self, **options: Any) -> str | None:
         """The row of the loss that these options choose; None if it is not one of the catalogue's."""

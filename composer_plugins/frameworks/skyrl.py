@@ -58,6 +58,12 @@ class Key:
 
 ENTRYPOINT = "composer_plugins.adapters.skyrl_loss.main"  # our value of SkyRL's option of this name
 LEGACY, NORM = "token_mean_legacy", "seq_mean_token_sum_norm"
+DENOMINATORS = {  # by loss_reduction; LEGACY has none, because it depends on the micro-batches
+    "token_mean": "token-mean",
+    "sequence_mean": "seq-mean-token-mean",
+    NORM: "seq-mean-token-sum-norm",
+    "prompt_mean": "prompt-mean",
+}
 LEGACY_REMARK = "the mean of the micro-batches' own token means, so it depends on how the batch is cut"
 LOG_CLAMP = 20.0  # of every ratio and weight of SkyRL's, in nats
 # What SkyRL's own losses do that are not proportional to the advantages, which it has divided before.
@@ -173,9 +179,20 @@ WITH_TIS = (Key.TIS, None)
 ACTING = (
     Option(key=Key.POLICY, default="regular", effect=CHOICE),
     Option(key=Key.DPPO_TYPE, default="binary_tv", effect=CHOICE, only_with=(Key.POLICY, "dppo")),
-    Option(key=Key.ANCHOR, default="old", effect=CHOICE, only_with=(Key.POLICY, "cispo")),
+    Option(
+        key=Key.ANCHOR,
+        default="old",
+        objective="old",
+        conversion=Conversion(values={"old": "trainer", "rollout": "rollout engine"}),
+        only_with=(Key.POLICY, "cispo"),
+    ),
     Option(key=Key.ESTIMATOR, kind="advantage", default="grpo", effect=CHOICE),
-    Option(key=Key.REDUCTION, default="token_mean", objective="mode"),
+    Option(
+        key=Key.REDUCTION,
+        default="token_mean",
+        objective="mode",
+        conversion=Conversion(values={**DENOMINATORS, LEGACY: "token-mean"}),
+    ),
     Option(key=Key.LENGTH, objective="length", only_with=(Key.REDUCTION, NORM)),
     *(
         Option(key=key, default=default, effect=OWN_TERM, adds_a_term=True)
@@ -189,8 +206,8 @@ ACTING = (
         conversion=Conversion(values=KL_ESTIMATORS),
     ),
     Option(key=Key.ENTROPY, default=0.01, objective="entropy", only_with=(Key.USE_ENTROPY, True)),
-    Option(key=Key.TEMPERATURE, objective="temperature", fallback=Key.SAMPLED_AT),
     Option(key=Key.SAMPLED_AT, default=1.0, objective="temperature"),
+    Option(key=Key.TEMPERATURE, objective="temperature", fallback=Key.SAMPLED_AT),
     Option(key=Key.GROUP_SIZE, default=5, objective="group_size"),
     Option(key=Key.LOGPROBS, default=1, effect="without it the loss has no rollout log-probabilities"),
     Option(key=Key.TIS, effect=WEIGHTS),
@@ -295,18 +312,14 @@ SKYRL = Framework(
         *(NamedLoss(row, {Key.KL_TYPE: name}, kind="kl") for name, row in KL_ESTIMATORS.items()),
     ),
     options=OPTIONS,
-    # By loss_reduction; LEGACY has none, because it depends on the micro-batches.
-    denominators={
-        "token_mean": "token-mean",
-        "sequence_mean": "seq-mean-token-mean",
-        NORM: "seq-mean-token-sum-norm",
-        "prompt_mean": "prompt-mean",
-    },
+    denominators=DENOMINATORS,
     provides={
         "policy": frozenset({"logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"}),
         "advantage": frozenset({"rewards", "group_ids", "lengths", "token_rewards", "values", "mask"}),
     },
     partial_batch={"policy": "SkyRL cuts the batch into micro-batches"},
+    divides_advantages="SkyRL divides only the advantages by the number of tokens, so that term would weigh "
+    "as much more",
     not_carried=NOT_CARRIED,
     no_bearing=keys_in(NO_BEARING_IN),
     marks=("generator",),

@@ -87,6 +87,7 @@ class Parameter:
     example: Any = None  # a value for `explain`, where the kernel has no default
     unchecked: bool = False  # of a loss named by import path: only its type is known
     unlikely: tuple[Unlikely, ...] = ()
+    weighs_a_penalty: bool = False  # whether it multiplies a term that has no advantages in it
     no_bound: float | None = None  # of a bound that may be None: from here on it bounds nothing, as None does
     # It acts only beside this parameter, with one of these values; without a value, where that one is set.
     only_with: tuple[Any, ...] = ()

@@ -1,6 +1,7 @@
 """The configs of a framework that has a table and no module of its own: read, written and examined."""
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from composer_plugins.objective.objective import (
     behaviours,
     without_policy,
 )
-from composer_plugins.objective.options import given_options, only_with, parameters_set, without_effect
+from composer_plugins.objective.options import SetBy, given_options, only_with, parameters_set, without_effect
 from composer_plugins.objective.rules import denominator_of_another
 
 # By the field of the objective that an option sets: its range, or the kind of the row that it names.
@@ -37,10 +38,12 @@ class ByTable:
     def __init__(self, framework: Framework) -> None:
         self.framework = framework
         self.choosers = self._choosers("policy")
-        self.keys = {key for one in framework.losses for key in one.options}
-        self.keys |= {one.key for one in framework.options}
+        named = ((key, value) for one in reversed(framework.losses) for key, value in one.options.items())
+        self.defaults = dict(named) | {one.key: one.default for one in framework.options}
+        # Whether the table says of each loss which options it reads. Otherwise each reads those of its kind.
+        self.has_own = any(one.own for one in framework.losses)
         self.NO_BEARING = framework.no_bearing
-        self.KNOWN = {*self.keys, *framework.not_carried, *framework.no_bearing}
+        self.KNOWN = {*self.defaults, *framework.not_carried, *framework.no_bearing}
         if framework.inherits:
             self.merged_config = partial(inheriting, key=framework.inherits)
 
@@ -52,9 +55,10 @@ class ByTable:
         """
         if why := next((why for key, why in self.framework.trains_otherwise.items() if key in table), ""):
             return without_policy(why), []
-        policy, keys = self.policy(table)
+        policy, set_by = self.policy(table)
         objective = self.objective(table, policy)
-        found = [*without_effect(self.framework, "policy", self.given(table)), *unlikely(policy, keys)]
+        found = [*without_effect(self.framework, "policy", self.given(table))]
+        found += unlikely(policy, {name: one.key for name, one in set_by.items()})
         found += only_with(self.framework, partial(at, table))
         if key := next((one.key for one in self._of_the_objective() if one.objective == "mode"), ""):
             found += denominator_of_another(policy, self.framework, objective.mode, key)
@@ -73,7 +77,7 @@ class ByTable:
 
     def _mode_of(self, objective: Objective, table: Mapping[str, Any]) -> str:
         """The mode that the loss of this config needs, or else that of the objective."""
-        named = None if objective.no_policy else self._named("policy", table)
+        named = None if objective.no_policy else self.named("policy", table)
         return (named and named.needs_mode) or objective.mode
 
     def unread(self, table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:
@@ -91,11 +95,15 @@ class ByTable:
         problem = f"it is no option of {self.framework.title} that is known here"
         return Finding("warning", key, problem, remedy)
 
-    def objective(self, table: Mapping[str, Any], policy: Choice) -> Objective:
-        """What is trained with this policy loss and with the other options of the config."""
-        found: dict[str, Any] = {
-            one.objective: self.converted(one, table) for one in self._of_the_objective()
-        }
+    def objective(
+        self, table: Mapping[str, Any], policy: Choice, advantage: Choice | None = None
+    ) -> Objective:
+        """What is trained with these losses and with the other options of the config.
+
+        `advantage` is one that is not of the table. None: the one that the config names.
+        """
+        fields = ((one.objective, self.converted(one, table)) for one in self._of_the_objective())
+        found: dict[str, Any] = {field: value for field, value in fields if value is not None}
         mode = found.get("mode") or next(iter(self.framework.denominators.values()), policy.mode)
         whose: Any = found.get("old") or "trainer"
         old, rollout = behaviours(policy, whose, found.get("rollout", "rollout engine"))
@@ -106,10 +114,10 @@ class ByTable:
             ratio_to: Any = found.get("kl.old") or whose
             kl = KL(estimator, weight, place, ratio_to)
         remarks = list(not_carried(table, self.framework.not_carried))
-        advantage = found.get("advantage") or self._chosen("advantage", table)
+        advantage = advantage or found.get("advantage") or self._chosen("advantage", table)
         for kind in ("advantage", "correction"):
             if (kind == "correction" or advantage is None) and (key := self.not_in_catalogue(kind, table)):
-                values = (f"{one} = {self._value(one, table)!r}" for one in self._choosers(kind))
+                values = (f"{one} = {self.value(one, table)!r}" for one in self._choosers(kind))
                 remarks.append(f"no {kind} of the catalogue ({key}): {', '.join(values)}")
         return Objective(
             policy=policy,
@@ -130,12 +138,11 @@ class ByTable:
     def write(self, objective: Objective, version: str | None = None) -> dict[str, Any]:
         """A config for this objective, as far as the framework runs it; ConfigError without such a loss."""
         kl = objective.kl if objective.kl and objective.kl.place == "loss" else None
-        advantage = objective.advantage and as_dr_grpo(objective.advantage)
         if objective.no_policy:
             options: dict[str, Any] = {self.choosers[0]: MISSING}
         else:
             name = objective.policy.loss.name
-            if (named := self._written("policy", objective.policy, NOTHING)) is None:
+            if (named := self.written("policy", objective.policy)) is None:
                 having = (one.row for one in self.framework.losses if one.kind == "policy")
                 problem = f"{self.framework.title} has no loss {name!r} of its own"
                 remedy = f"choose one of {', '.join(dict.fromkeys(having))}"
@@ -145,11 +152,16 @@ class ByTable:
                 raise ConfigError("--to", problem, remedy)
             options = named
         for kind, choice in (
-            ("advantage", advantage),
+            ("advantage", objective.advantage and as_dr_grpo(objective.advantage)),
             ("kl", kl and kl.estimator),
             ("correction", objective.correction),
         ):
-            options |= (choice and self._written(kind, choice, options)) or {}  # type: ignore[arg-type]
+            options |= (choice and self.written(kind, choice, options)) or {}  # type: ignore[arg-type]
+        return nested(self.with_fields(options, objective, kl))
+
+    def with_fields(self, options: Mapping[str, Any], objective: Objective, kl: KL | None) -> dict[str, Any]:
+        """These options, which choose the losses, and those that set the other fields of an objective."""
+        found, advantage = dict(options), objective.advantage and as_dr_grpo(objective.advantage)
         ours = {field: getattr(objective, field) for field in NUMBERS if field != "kl.weight"}
         mode = self._mode_of(objective, nested(options))
         ours |= {"mode": mode, "advantage": advantage and advantage.name}
@@ -157,12 +169,18 @@ class ByTable:
         ours |= {"old": objective.old, "rollout": objective.rollout, "kl.old": kl and kl.old}
         for option in self._of_the_objective():
             theirs = self._theirs(option, ours.get(option.objective))
-            if theirs is None or theirs == option.default or option.key in options:
+            if theirs is None or option.key in found or option.fallback:
                 continue
-            options[option.key] = theirs
-            if option.only_with and theirs:
-                options[option.only_with[0]] = option.only_with[1]
-        return nested(options)
+            other, needed = option.only_with or ("", None)
+            if other in found and not option.is_read_beside(found[other]):
+                continue
+            if other and not theirs:
+                continue  # switched off where nothing is set
+            if theirs != option.default:
+                found[option.key] = theirs
+            if other:
+                found[other] = needed
+        return found
 
     def render(self, table: Mapping[str, Any]) -> str:
         """The config as YAML."""
@@ -180,67 +198,65 @@ class ByTable:
         losses = (one for one in self.framework.losses if one.kind == kind)
         return tuple(dict.fromkeys(key for one in losses for key in one.options))
 
-    def _value(self, key: str, table: Mapping[str, Any]) -> Any:
-        """The value of an option that chooses a loss: by default that of the option, or of the first loss."""
-        if (value := entry(table, key)) is not ABSENT:
-            return value
-        options = [one.default for one in self.framework.options if one.key == key]
-        losses = [one.options[key] for one in self.framework.losses if key in one.options]
-        return [*options, *losses][0]
-
-    def _named(self, kind: Kind, table: Mapping[str, Any]) -> NamedLoss | None:
+    def named(self, kind: Kind, table: Mapping[str, Any]) -> NamedLoss | None:
         """The loss of a kind that the config names, if one of the table's has all these options."""
-        wanted = {key: self._value(key, table) for key in self._choosers(kind)}
+        wanted = {key: self.value(key, table) for key in self._choosers(kind)}
         losses = [one for one in self.framework.losses if one.kind == kind]
         return next((one for one in losses if one.options.items() <= wanted.items()), None)
 
-    def given(self, table: Mapping[str, Any], kind: Kind = "policy") -> dict[str, Any]:
-        """The options of a kind that are not at their default. A null may switch something off."""
+    def _read_by(self, named: NamedLoss) -> Iterable[Option]:
+        """The options that set the parameters of a loss of the framework's own."""
+        return named.own if self.has_own else self.framework.options_of(named.kind)
+
+    def given(
+        self, table: Mapping[str, Any], kind: Kind = "policy", options: Iterable[Option] | None = None
+    ) -> dict[str, Any]:
+        """The options of a kind, or `options`, that are not at their default. A null may switch one off."""
 
         def value_of(key: str, default: Any) -> Any:
             found = entry(table, key)
             return default if found is ABSENT or (found is None and kind == "policy") else found
 
-        return given_options(self.framework.options_of(kind), value_of)
+        return given_options(self.framework.options_of(kind) if options is None else options, value_of)
 
     def _chosen(self, kind: Kind, table: Mapping[str, Any]) -> Choice | None:
         """The loss of another kind that the config names, with its parameters; None where it names none."""
-        if (named := self._named(kind, table)) is not None:
-            return self._with_parameters(named, table)[0]
+        if (named := self.named(kind, table)) is not None:
+            return self.with_parameters(named, table)[0]
         if kind == "kl" and (key := self.not_in_catalogue(kind, table)):
             known = {str(one.options[key]) for one in self.framework.losses if key in one.options}
-            raise unknown(key, str(self._value(key, table)), known, noun="value")
+            raise unknown(key, str(self.value(key, table)), known, noun="value")
         return None
 
     def not_in_catalogue(self, kind: Kind, table: Mapping[str, Any]) -> str:
         """The option by which a config names a loss of this kind that no row is; "" if there is none."""
         keys = self._choosers(kind)
-        if not keys or self._named(kind, table) is not None:
+        if not keys or self.named(kind, table) is not None:
             return ""
-        if kind == "correction" and not self._value(keys[0], table):  # the option that switches one on
+        if kind == "correction" and not self.value(keys[0], table):  # the option that switches one on
             return ""
-        is_set = [key for key in keys if self._value(key, table) != self._value(key, {})]
+        is_set = [key for key in keys if self.value(key, table) != self.value(key, {})]
         return (is_set or [keys[0] if kind == "advantage" else ""])[-1]
 
-    def _with_parameters(self, named: NamedLoss, table: Mapping[str, Any]) -> tuple[Choice, dict[str, str]]:
-        """A loss with the parameters that options set, and by parameter the option."""
+    def with_parameters(self, named: NamedLoss, table: Mapping[str, Any]) -> tuple[Choice, dict[str, SetBy]]:
+        """A loss with its parameters, and by parameter the option that sets it, or that may."""
         choice = find_one(named.row, named.kind)
-        given = self.given(table, named.kind)
-        set_by = parameters_set(self.framework, choice.loss, {}, given, params_key="")
-        values = {name: one.value for name, one in set_by.items()}
-        keys = {name: one.key for name, one in set_by.items()}
+        given = self.given(table, named.kind, self._read_by(named))
+        set_here = parameters_set(self.framework, choice.loss, {}, given, params_key="")
+        values = {name: one.value for name, one in set_here.items()}
         params = {**choice.params, **named.params, **values}
+        sets = ((one.key, parameters_of(one.sets, choice.loss)) for one in self._read_by(named))
+        set_by = {name: SetBy(key, params.get(name)) for key, names in sets for name in names} | set_here
         for name, default in choice.loss.defaults.items():
             if default is REQUIRED and name not in params:
-                options = self.framework.options_of(named.kind)
-                key = next(one.key for one in options if name in parameters_of(one.sets, choice.loss))
-                raise ConfigError(key, f"{choice.name!r} has no default for its {name}", "set it")
-        return choose(named.kind, named.row, params, option=named.kind), keys
+                problem = f"{choice.name!r} has no default for its {name}"
+                raise ConfigError(set_by[name].key, problem, "set it")
+        return choose(named.kind, named.row, params, option=named.kind), set_by
 
-    def policy(self, table: Mapping[str, Any]) -> tuple[Choice, dict[str, str]]:
-        """The policy loss that the config names, and by parameter the option that sets it."""
-        if (named := self._named("policy", table)) is not None:
-            return self._with_parameters(named, table)
+    def policy(self, table: Mapping[str, Any]) -> tuple[Choice, dict[str, SetBy]]:
+        """The policy loss that the config names, and its parameters that options set."""
+        if (named := self.named("policy", table)) is not None:
+            return self.with_parameters(named, table)
         losses = [one for one in self.framework.losses if one.kind == "policy"]
         given = {key: value for key in self.choosers if (value := entry(table, key)) is not ABSENT}
         for key, value in given.items():
@@ -252,8 +268,10 @@ class ByTable:
 
     def converted(self, option: Option, table: Mapping[str, Any]) -> Any:
         """The value of the objective's field that an option sets; None where another option keeps it off."""
-        value = option.default if (found := at(table, option.key)) is None else found
-        if value is None or (option.only_with and not option.is_read_beside(at(table, option.only_with[0]))):
+        value = self.value(option.key, table)
+        if value is None or (
+            option.only_with and not option.is_read_beside(self.value(option.only_with[0], table))
+        ):
             return None
         if option.objective in NUMBERS:
             NUMBERS[option.objective].check(option.key, value, option.default)
@@ -262,6 +280,11 @@ class ByTable:
             raise unknown(option.key, str(value), map(str, known), noun="value")
         ours = known[value] if known else option.conversion.ours(value)
         return choose(KINDS[option.objective], ours) if option.objective in KINDS else ours  # type: ignore[arg-type]
+
+    def value(self, key: str, table: Mapping[str, Any]) -> Any:
+        """The value of an option; its default where the config has none, or null."""
+        found = at(table, key)
+        return self.defaults.get(key) if found is None else found
 
     def _theirs(self, option: Option, ours: Any) -> Any:
         """The framework's value of an option that sets a field of the objective; None where it has none."""
@@ -277,10 +300,13 @@ class ByTable:
         }
         return names.get(str(ours).partition("@")[0])
 
-    def _written(self, kind: Kind, choice: Choice, chosen: Mapping[str, Any]) -> dict[str, Any] | None:
+    def written(
+        self, kind: Kind, choice: Choice, chosen: Mapping[str, Any] = NOTHING, *, is_exact: bool = False
+    ) -> dict[str, Any] | None:
         """The options that choose this loss with its parameters, the fewest; None if there is no such loss.
 
-        `chosen` are options of other losses, which these must not contradict.
+        `chosen` are options of other losses, which these must not contradict. With `is_exact`, a loss with
+        another value of a parameter is none.
         """
         losses = [
             one
@@ -296,6 +322,7 @@ class ByTable:
             (differing, one.row.partition("@")[0] != choice.loss.name, len(options), options)
             for one in having
             for options, differing in (self._options(one, choice),)
+            if not (is_exact and differing)
         ]
         return min(found, key=lambda one: one[:3])[3] if found else None
 
@@ -303,7 +330,7 @@ class ByTable:
         """The options that choose a loss and set its parameters; and how many are not as in `choice`."""
         row, options = find_one(named.row, named.kind), dict[str, Any](named.options)
         now = {name: row.value(name) for name in choice.loss.parameters} | dict(named.params)
-        own = self.framework.options_of(named.kind)
+        own = tuple(self._read_by(named))
         for option in own:
             sets = next((one for one in option.sets if one.is_of(row.loss)), None)
             if sets is None or not {*sets.parameters} <= {*choice.loss.parameters}:
@@ -320,8 +347,9 @@ class ByTable:
                     written = choice.loss.parameters[sets.parameters[0]].no_bound
                     if written is None:
                         continue
-                options[option.key] = sets.conversion.theirs(written)
-                now |= dict.fromkeys(sets.parameters, value)
+                with suppress(KeyError):  # of a value that the option does not have
+                    options[option.key] = sets.conversion.theirs(written)
+                    now |= dict.fromkeys(sets.parameters, value)
         return options, sum(value != choice.value(name) for name, value in now.items())
 
 

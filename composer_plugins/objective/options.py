@@ -104,9 +104,10 @@ def only_with(framework: Framework, value_at: Callable[[str], Any]) -> Iterator[
         if (value := value_at(key)) in (None, option.default, 0):
             continue
         name, needed = option.only_with
-        other = framework.key(framework.option(name, option.kind))
+        beside = framework.option(name, option.kind)
+        other = framework.key(beside)
         found = value_at(other)
-        if not option.is_read_beside(found):
+        if not option.is_read_beside(beside.default if found is None else found):
             state = "not set" if found is None else repr(found)
             problem = f"it is {value!r}, and it has no effect, because {other} is {state}"
             to_set = other if needed is None else f"{other}={needed}"

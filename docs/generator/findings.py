@@ -329,8 +329,9 @@ def prime_rl_reports() -> dict[str, Report]:
 
 def _prime_rl() -> Any:
     from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_live
+    from composer_plugins.conformance.stubs import source
 
-    checkout = prime_rl_live.source()
+    checkout = source("prime-rl")
     assert checkout is not None, "set PRIME_RL_SOURCE to a checkout"
     return prime_rl_live.load(checkout)
 

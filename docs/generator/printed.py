@@ -4,14 +4,15 @@ import os
 import subprocess
 import sys
 
+from composer_plugins.conformance.stubs import source
 from docs.generator.written import ROOT, wheel_of_trl
 
 
 def conform(framework: str) -> str:
     """What `composer-plugins conform --markdown` prints for a framework."""
-    checkout = os.environ.get(f"{framework.replace('-', '_').upper()}_SOURCE", "")
-    source = ("--source", checkout) if checkout else ()
-    return _printed("composer_plugins", "conform", framework, "--markdown", *source)
+    checkout = source(framework)
+    given = ("--source", str(checkout)) if checkout else ()
+    return _printed("composer_plugins", "conform", framework, "--markdown", *given)
 
 
 def migrated(*options: str) -> str:

@@ -24,6 +24,7 @@ from composer_plugins.adapters.verl_plugin.doctor import probe
 from composer_plugins.adapters.verl_plugin.doctor.options import Run, diagnosed
 from composer_plugins.diagnosis import Target
 from composer_plugins.frameworks.verl import Key
+from composer_plugins.objective.registered import is_ours
 from composer_plugins.recipes.verl.on_a_cpu import tiny
 from parity_tests.cases.recorded import Row, Stage, findings_in_words, replaced, said
 from parity_tests.cases.verl_config import (
@@ -185,7 +186,7 @@ def _stages(tree: dict[str, Any], refused: str) -> Iterator[Stage]:
     def advantages() -> None:
         estimators.WARNED.clear()
         estimator = get_adv_estimator_fn(run.estimator)
-        if surface.is_ours(run.estimator):
+        if is_ours(run.estimator):
             given = {"token_level_rewards": numbers, "response_mask": mask, "index": groups}
             with surface.channels_delivered() if delivers else nullcontext():
                 estimator(**given, config=OmegaConf.create(tree).algorithm)
@@ -193,7 +194,7 @@ def _stages(tree: dict[str, Any], refused: str) -> Iterator[Stage]:
     def update() -> None:
         actor = omega_conf_to_dataclass(OmegaConf.create(tree["actor_rollout_ref"]["actor"]))
         loss = get_policy_loss_fn(run.loss)
-        if surface.is_ours(run.loss):
+        if is_ours(run.loss):
             given = {"old_log_prob": numbers, "log_prob": numbers.clone().requires_grad_()}
             given |= {"advantages": mask, "response_mask": mask}
             with surface.channels_delivered() if delivers else nullcontext():

@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 
+from composer_plugins.frameworks.skyrl import SKYRL
 from composer_plugins.losses.choosing import choose
 from composer_plugins.losses.folding import is_proportional
+from composer_plugins.losses.row import REQUIRED, Loss
+from parity_tests.rigs.every import rows
 
 PROPORTIONAL: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in ("ppo", "grpo@verl", "sapo", "gspo", "gspo_token", "cispo", "vespo", "gmpo")),
@@ -20,6 +23,8 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("masked_is", {"kl_tau": 1e-3}),
     ("kimi", {"ratio_low": 0.5, "ratio_high": 2.0, "tau": 1e-3}),
 ]
+# SkyRL divides the advantages; and these have every input there.
+ROWS = [one for one in rows() if one.kind == "policy" and not one.over_batch and not SKYRL.missing(one)]
 
 
 @pytest.mark.parametrize("name, params", PROPORTIONAL)
@@ -30,3 +35,13 @@ def test_a_loss_is_proportional_to_the_advantages(name: str, params: dict[str, A
 @pytest.mark.parametrize("name, params", OTHERS)
 def test_a_loss_with_a_term_of_its_own_is_not(name: str, params: dict[str, Any]) -> None:
     assert not is_proportional(choose("policy", name, params))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_row_says_which_of_its_parameters_weigh_a_penalty(row: Loss) -> None:
+    """With every weight of a penalty at 0 the loss is proportional, and with one of them it is not."""
+    needed = {name: row.parameters[name].example for name, x in row.defaults.items() if x is REQUIRED}
+    off = {name: 0.0 for name, one in row.parameters.items() if one.weighs_a_penalty}
+    assert is_proportional(choose("policy", row.name, needed | off))
+    for name in off:
+        assert not is_proportional(choose("policy", row.name, needed | off | {name: 1e-3}))

@@ -1,23 +1,22 @@
-"""Checkouts of NeMo-RL and slime, for the tests that need one."""
+"""Checkouts of PRIME-RL, NeMo-RL and slime, for the tests that need one."""
 
 from pathlib import Path
 
 import pytest
 
-from composer_plugins.conformance.nemo_rl_claims import upstream as nemo_rl
-from composer_plugins.conformance.slime_claims import upstream as slime
-
-with_nemo_rl = pytest.mark.skipif(
-    nemo_rl.source() is None,
-    reason=f"no checkout of NeMo-RL: nox -s nemo_rl -- --source DIR (or {nemo_rl.SOURCE}=DIR)",
-)
-with_slime = pytest.mark.skipif(
-    slime.source() is None,
-    reason=f"no checkout of slime: nox -s slime -- --source DIR (or {slime.SOURCE}=DIR)",
-)
+from composer_plugins.conformance.stubs import source, variable
+from composer_plugins.frameworks.registry import frameworks
 
 
-def given(source: Path | None) -> Path:
+def with_checkout(framework: str) -> pytest.MarkDecorator:
+    """The mark of a test that is skipped without a checkout of this framework."""
+    session, title = framework.replace("-", "_"), frameworks()[framework].title
+    how = f"nox -s {session} -- --source DIR (or {variable(framework)}=DIR)"
+    return pytest.mark.skipif(source(framework) is None, reason=f"no checkout of {title}: {how}")
+
+
+def checkout(framework: str) -> Path:
     """The folder of a checkout, which a skipped test does not ask for."""
-    assert source is not None
-    return source.resolve()
+    found = source(framework)
+    assert found is not None
+    return found.resolve()

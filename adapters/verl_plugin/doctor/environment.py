@@ -5,11 +5,11 @@ from typing import Any
 
 from composer_plugins.adapters.verl_plugin import upstream
 from composer_plugins.adapters.verl_plugin.doctor.options import Run
-from composer_plugins.adapters.verl_plugin.surface import is_ours
 from composer_plugins.adapters.verl_plugin.upstream import ENTRY_POINT, MODULES, PLUGIN, PLUGINS
 from composer_plugins.diagnosis import Target
 from composer_plugins.findings import Finding
 from composer_plugins.frameworks.verl import SHOWS_LOGITS, Key
+from composer_plugins.objective.registered import is_ours
 
 Facts = Mapping[str, Any]  # what the probe answered
 NOUNS = {"estimators": "estimator", "losses": "policy loss"}

@@ -12,15 +12,7 @@ from typing import Any, NamedTuple, cast
 
 from composer_plugins.adapters.verl_plugin import surface, upstream
 from composer_plugins.adapters.verl_plugin.doctor.misspelt import WORKER_NODE, misspelt, nearest
-from composer_plugins.adapters.verl_plugin.surface import (
-    NODE,
-    SAMPLED,
-    TRAINER,
-    Channels,
-    LossKind,
-    is_ours,
-    loss_in,
-)
+from composer_plugins.adapters.verl_plugin.surface import NODE, SAMPLED, TRAINER, Channels, LossKind
 from composer_plugins.adapters.verl_plugin.upstream import Release
 from composer_plugins.columns import CHOSEN, HINT, REJECTED
 from composer_plugins.config import ComposerConfig, at, scaled_hint
@@ -32,6 +24,7 @@ from composer_plugins.losses.choosing import Choice, with_plugin_problems
 from composer_plugins.losses.registry import losses, registry
 from composer_plugins.losses.row import Kind, of_kind
 from composer_plugins.objective.options import only_with, without_effect
+from composer_plugins.objective.registered import Parsed, is_ours, loss_in, unlikely_value
 from composer_plugins.objective.rules import advantage_of_another_paper, cut_sampling
 
 TARGET = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
@@ -163,14 +156,14 @@ def _findings(
             remedy = "correct or remove the loss that is named"
             errors.append(Finding("error", key or NODE, in_a_line(error), remedy))
 
-    def chosen(table: dict[str, Any], kind: LossKind, registered: str) -> surface.Parsed | None:
+    def chosen(table: dict[str, Any], kind: LossKind, registered: str) -> Parsed | None:
         if not _is_known(registered, kind):
             return None
         key = NODE if table in ({}, node) else WORKER_NODE
         given = surface.given_options(kind, run.at(VERL.tables[kind]))
         errors.extend(without_effect(VERL, kind, given, f"{VERL.tables[kind]}."))
         found = cast(
-            surface.Parsed | None,
+            Parsed | None,
             parsed("", surface.parse_choice, table, kind, loss_in(registered), given, key),
         )
         if found is not None and found.choice.is_third_party:
@@ -218,7 +211,7 @@ def _findings(
         yield Finding("warning", Key.FILTER_GROUPS, problem, f"set {Key.USE_V1}=True (verl 0.9), or False")
     yield from surface.reduction(policy, mode)
     if of_tokens is not None:
-        yield from surface.unlikely_value(of_tokens)
+        yield from unlikely_value(of_tokens, NODE)
         if config is not None:
             yield from (one.under(NODE) for one in scaled_hint(config, of_tokens.choice))
     if channels is not None:

@@ -4,7 +4,6 @@ Nothing of it is copied: its folder goes on `sys.path`. Packages that it imports
 loss are replaced by empty modules where they are not installed.
 """
 
-import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any, NamedTuple
 from composer_plugins.conformance.stubs import stub
 from composer_plugins.errors import ConfigError
 
-SOURCE = "NEMO_RL_SOURCE"  # the environment variable that names the checkout
 STUBBED = (
     *("transformers", "ray", "mlflow", "swanlab", "wandb", "matplotlib", "megatron", "datasets", "omegaconf"),
     *("hydra", "vllm", "nvtx", "tensorboard", "rich", "torchdata", "nemo_automodel", "accelerate", "plotly"),
@@ -59,8 +57,3 @@ def load(checkout: Path) -> Upstream:
     utils, advantages, wrapper = (import_module(f"nemo_rl.algorithms.{name}") for name in names)
     data = import_module("nemo_rl.distributed.batched_data_dict").BatchedDataDict
     return Upstream(losses, utils, advantages, wrapper, data)
-
-
-def source() -> Path | None:
-    """The checkout that was given, if any."""
-    return Path(os.environ[SOURCE]) if os.environ.get(SOURCE) else None

@@ -20,7 +20,6 @@ from composer_plugins.conformance.prime_rl_claims.packs import Pack
 from composer_plugins.conformance.stubs import stub
 from composer_plugins.frameworks.prime_rl import Generation
 
-SOURCE = "PRIME_RL_SOURCE"  # the environment variable that names the checkout
 STUBBED = ("wandb", "renderers", "zmq", "verifiers")
 # The classes of `[trainer.loss]` by its type.
 CONFIGS = {"default": "DefaultLossConfig", "ipo": "IPOLossConfig", "icepop": "IcePopLossConfig"}
@@ -66,11 +65,6 @@ class Upstream(NamedTuple):
             result = self.loss.compute_loss(*given, fn, scale)
         total: tuple[Tensor, dict[str, Tensor]] = result
         return total
-
-
-def source() -> Path | None:
-    """The checkout that was given, if any."""
-    return Path(os.environ[SOURCE]) if os.environ.get(SOURCE) else None
 
 
 def load(checkout: Path) -> Upstream:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.adapters.skyrl_loss.loss import AdvantageEstimator
-from composer_plugins.adapters.skyrl_loss.migration import correction_of
+from composer_plugins.adapters.skyrl_loss.surface import Configs
 from composer_plugins.conformance.batches import FLOAT64, Rollouts, policy_batch, rollouts
 from composer_plugins.conformance.claims import GRADIENT, Claim, Compared, Place
 from composer_plugins.conformance.reductions import kernel
@@ -135,8 +135,9 @@ def tis(level: str, draw: Draw) -> Iterator[Compared]:
     if not flag(draw, "default cap"):
         options[key] = draw.choose([1.1, 2.5, 100.0], "cap")
     theirs = upstream.tis(batch.logprobs, batch.old_logprobs, batch.mask, upstream.algorithm(options))
-    chosen, remarks = correction_of(nested(options))
-    assert chosen is not None and not remarks
+    read = Configs().read(nested(options))[0]
+    chosen = read.correction
+    assert chosen is not None and not read.remarks
     given = with_junk(batch.logprobs, batch.mask), with_junk(batch.old_logprobs, batch.mask), batch.mask
     ours = kernel("correction", chosen.name, **chosen.params)(*given)
     wanted = torch.where(batch.mask, theirs, 0.0)

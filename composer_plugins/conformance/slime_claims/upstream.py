@@ -19,7 +19,6 @@ from torch import Tensor
 from composer_plugins.conformance.stubs import Empty, stub
 from composer_plugins.errors import ConfigError
 
-SOURCE = "SLIME_SOURCE"  # the environment variable that names the checkout
 STUBBED = ("megatron", "ray", "httpx", "sglang", "sglang_router", "transformers", "wandb", "aiohttp", "tqdm")
 # What of Megatron's mpu is asked for, with the answers of a single rank.
 ONE_RANK = {
@@ -76,8 +75,3 @@ def load(checkout: Path) -> Upstream:
     loss = import_module(f"{package}.loss")
     assert Path(loss.__file__ or "").is_relative_to(checkout), f"{loss.__file__} is not of {checkout}"
     return Upstream(loss)
-
-
-def source() -> Path | None:
-    """The checkout that was given, if any."""
-    return Path(os.environ[SOURCE]) if os.environ.get(SOURCE) else None

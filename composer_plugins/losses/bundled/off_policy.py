@@ -18,7 +18,9 @@ TRINITY = "Trinity-RFT 0.6.0 trinity/algorithm/policy_loss_fn"
 with_ratio = partial(policy, needs=OLD, mode="token-mean")
 trinity = partial(Dialect, upstream="trinity-rft")
 
-TAU = Parameter("coefficient of the squared log ratio of the response", low=0, example=0.1)
+TAU = Parameter(
+    "coefficient of the squared log ratio of the response", low=0, example=0.1, weighs_a_penalty=True
+)
 DUAL_CLIP = Parameter("bound on the loss where A < 0, in units of |A|; the authors' code: 10.0", low=1)
 # The least of a step: the number of ranges that are tried is the distance over the step.
 STEP = Parameter("by how much a bound is moved at a time", low=0.01)

@@ -365,7 +365,9 @@ LOSSES = (
         parameters={
             "ratio_low": Parameter("the ratio is clipped below here", low=0, high=1, example=0.5),
             "ratio_high": Parameter("the ratio is clipped above here", low=1, example=2.0),
-            "tau": Parameter("coefficient of the squared log-ratio", low=0, example=1e-3),
+            "tau": Parameter(
+                "coefficient of the squared log-ratio", low=0, example=1e-3, weighs_a_penalty=True
+            ),
         },
         mode="token-mean",
     ),
@@ -622,7 +624,9 @@ LOSSES = (
         name="dro",
         summary="REINFORCE held near the old policy by a squared log-ratio",
         paper="arXiv 2405.19107",
-        parameters={"beta": Parameter("weight of the squared log-ratio", low=0, example=0.05)},
+        parameters={
+            "beta": Parameter("weight of the squared log-ratio", low=0, example=0.05, weighs_a_penalty=True)
+        },
         mode="token-mean",
         dialects=(
             roll(

@@ -28,7 +28,9 @@ FORM = Parameter(
     choices=("score", "ratio"),
 )
 ADV_TAU = Parameter("scales the advantage", low=0)
-KL_TAU = Parameter("adds this times the squared log ratio at every unmasked token", low=0)
+KL_TAU = Parameter(
+    "adds this times the squared log ratio at every unmasked token", low=0, weighs_a_penalty=True
+)
 
 STABLE_RL = "sail-sg/Stable-RL verl/trainer/ppo/core_algos.py compute_policy_loss_with_mask @c6af1d1"
 PRIME_RL = "src/prime_rl/trainer/rl/loss.py"
@@ -244,7 +246,7 @@ LOSSES = (
             ),
             "ratio_cap": WEIGHT_CAP,
             "adv_tau": ADV_TAU,
-            "kl_tau": Parameter("subtracts this times the log ratio from the advantage", low=0),
+            "kl_tau": replace(KL_TAU, help="subtracts this times the log ratio from the advantage"),
         },
         mode="token-mean",
         dialects=(

@@ -10,12 +10,13 @@ from composer_plugins.conformance.claims import Claim
 from composer_plugins.conformance.nemo_rl_claims import claims, upstream
 from composer_plugins.conformance.nemo_rl_claims.upstream import Upstream
 from composer_plugins.conformance.running import CASES, compared
+from composer_plugins.conformance.stubs import source
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.rigs.checkouts import given, with_nemo_rl
+from parity_tests.rigs.checkouts import checkout, with_checkout
 from parity_tests.rigs.nemo_rl_doubles import counts, data
 
-pytestmark = [with_nemo_rl, pytest.mark.filterwarnings("ignore")]
-LOADED = upstream.load(given(upstream.source())) if upstream.source() else None
+pytestmark = [with_checkout("nemo-rl"), pytest.mark.filterwarnings("ignore")]
+LOADED = upstream.load(checkout("nemo-rl")) if source("nemo-rl") else None
 CLAIMS = claims.claims(LOADED) if LOADED else []
 
 

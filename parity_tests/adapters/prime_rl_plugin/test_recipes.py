@@ -20,7 +20,7 @@ import torch
 
 from composer_plugins.adapters.prime_rl_plugin.stamps import dpo_coefficient
 from composer_plugins.conformance import reductions
-from composer_plugins.conformance.prime_rl_claims.upstream import SOURCE
+from composer_plugins.conformance.stubs import variable
 from composer_plugins.recipes.prime_rl import scoring
 from parity_tests.rigs.paths import ROOT
 from parity_tests.rigs.prime_rl_doubles import WithWeights
@@ -328,9 +328,9 @@ print("valid", how)
 
 
 def test_prime_rls_own_config_takes_every_recipe() -> None:
-    source = os.environ.get(SOURCE)
+    source = os.environ.get(variable("prime-rl"))
     if not source:
-        pytest.skip(f"{SOURCE} names no checkout of PRIME-RL: nox -s prime_rl -- --source DIR")
+        pytest.skip(f"{variable('prime-rl')} names no checkout of PRIME-RL: nox -s prime_rl -- --source DIR")
     own = Path(source, "packages", "prime-rl-configs", "src")
     configs = own / "prime_rl" / "configs" / "orchestrator.py"
     if not configs.is_file() or "filter_zero_advantages" not in configs.read_text():

@@ -12,9 +12,9 @@ import pytest
 
 from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import own_losses
-from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_live
 from composer_plugins.conformance.prime_rl_claims.claims import OURS
 from composer_plugins.conformance.prime_rl_claims.upstream import Upstream
+from composer_plugins.conformance.stubs import source
 from parity_tests.rigs.prime_rl_checkout import with_checkout
 from parity_tests.rigs.prime_rl_cpu.device import OnCpu
 
@@ -32,7 +32,7 @@ WITHOUT = {
 
 def names() -> list[str]:
     """The tests in the checkout's file, which is not imported for this."""
-    checkout = prime_rl_live.source()
+    checkout = source("prime-rl")
     if checkout is None or not (file := checkout / FILE).is_file():
         return []
     body = ast.parse(file.read_text()).body
@@ -41,7 +41,7 @@ def names() -> list[str]:
 
 @pytest.fixture(scope="module")
 def theirs(upstream: Upstream) -> ModuleType:
-    sys.path.insert(0, str(prime_rl_live.source()))
+    sys.path.insert(0, str(source("prime-rl")))
     with patch.object(pytest, "mark"):  # it marks its tests "gpu", which pytest does not know here
         return import_module(FILE.removesuffix(".py").replace("/", "."))
 

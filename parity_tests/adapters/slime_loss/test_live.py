@@ -13,15 +13,16 @@ from torch import Tensor
 from composer_plugins.conformance.claims import Claim
 from composer_plugins.conformance.running import CASES, compared
 from composer_plugins.conformance.slime_claims import claims, upstream
+from composer_plugins.conformance.stubs import source
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.draws import Seeded
-from parity_tests.rigs.checkouts import given, with_slime
+from parity_tests.rigs.checkouts import checkout, with_checkout
 from parity_tests.rigs.paths import ROOT
 from parity_tests.rigs.programs import python
 from parity_tests.rigs.slime_ranks import step
 
-pytestmark = [with_slime, pytest.mark.filterwarnings("ignore")]
-LOADED = upstream.load(given(upstream.source())) if upstream.source() else None
+pytestmark = [with_checkout("slime"), pytest.mark.filterwarnings("ignore")]
+LOADED = upstream.load(checkout("slime")) if source("slime") else None
 CLAIMS = claims.claims(LOADED) if LOADED else []
 
 
@@ -40,7 +41,7 @@ def on_ranks(case: dict[str, Any], folder: Path, ranks: int) -> list[Tensor]:
         sys.executable,
         "-m",
         "parity_tests.rigs.slime_ranks",
-        str(given(upstream.source())),
+        str(checkout("slime")),
         str(folder),
     ]
     running = [subprocess.Popen([*words, str(rank), str(ranks)], cwd=ROOT) for rank in range(ranks)]

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 from typer.testing import CliRunner
 
 from composer_plugins.adapters.skyrl_loss.upstream import release_of
@@ -12,10 +14,14 @@ from composer_plugins.cli import app
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks import skyrl
 from composer_plugins.frameworks.skyrl import ALGORITHM, NODE, SKYRL, Key
+from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.losses.row import REQUIRED, Loss
 from composer_plugins.objective.by_table import nested
 from composer_plugins.objective.files import replaced
 from composer_plugins.objective.objective import Objective
 from composer_plugins.objective.resolve import migrate, resolve
+from composer_plugins.testing.conventions import check_as
+from parity_tests.rigs.every import rows
 
 NO_KL = {Key.USE_KL: False}
 OURS = {Key.POLICY: "composer", Key.ENTRYPOINT: skyrl.ENTRYPOINT}
@@ -154,7 +160,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({Key.POLICY: "regualr"}, "unknown loss 'regualr'; did you mean 'regular'?"),
     ({Key.ESTIMATOR: "grop"}, "unknown estimator 'grop'; did you mean 'grpo'?"),
     ({Key.POLICY: "dppo", Key.DPPO_TYPE: "tv"}, "unknown type 'tv'"),
-    ({Key.REDUCTION: "mean"}, "unknown reduction 'mean'"),
+    ({Key.REDUCTION: "mean"}, "unknown value 'mean'"),
     ({Key.TIS: "both"}, "unknown level 'both'"),
     ({Key.POLICY: "composer/ppoo"}, "unknown policy loss 'ppoo'"),
     ({Key.POLICY: "composer/clip_cov"}, "a statistic of the whole batch"),
@@ -176,6 +182,26 @@ def test_a_wrong_option_is_an_error(options: dict[str, Any], error: str) -> None
     with pytest.raises(ConfigError) as refused:
         read({Key.POLICY: "regular"} | options)
     assert error in str(refused.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("row", [one for one in rows() if one.kind == "policy"], ids=lambda row: row.name)
+def test_a_config_takes_the_losses_that_the_table_runs_and_no_other(row: Loss) -> None:
+    params = {name: row.parameters[name].example for name, x in row.defaults.items() if x is REQUIRED}
+    options = {**OURS, Key.POLICY: f"composer/{row.name}", NODE: {"policy_params": params}}
+    errors = resolve("skyrl", nested(options)).errors
+    assert (errors == []) == SKYRL.runs(row), errors
+
+
+def with_a_bonus(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
+    """A user's loss with a term that has no advantages."""
+    return TokenLoss(torch.where(mask, -logprobs * advantages - 0.1 * logprobs, 0.0), {})
+
+
+def test_a_users_loss_with_a_term_without_the_advantages_is_an_error() -> None:
+    options = {**OURS, NODE: {"policy": f"{__name__}:with_a_bonus"}}
+    (error,) = resolve("skyrl", nested(options)).errors
+    assert error.key == f"{NODE}.policy" and "has a term without the advantages" in error.problem
 
 
 FOUND: list[tuple[dict[str, Any], str, str]] = [
@@ -364,3 +390,8 @@ def test_what_is_written_is_a_command_that_is_read_again() -> None:
 def test_every_option_of_the_table_is_known_to_the_reader() -> None:
     table = nested({one.key: one.default if one.default is not None else "x" for one in SKYRL.options})
     assert resolve("skyrl", table).unread == ()
+
+
+def test_a_name_of_skyrls_registry_needs_skyrl() -> None:
+    with pytest.raises(ConfigError, match="'regular' is looked up in SkyRL's registry, and SkyRL is not"):
+        check_as("regular", "skyrl")
