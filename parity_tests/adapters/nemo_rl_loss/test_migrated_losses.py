@@ -9,15 +9,15 @@ import yaml
 from composer_plugins.calling_convention import Counts
 from composer_plugins.conformance.nemo_rl_claims import upstream
 from composer_plugins.testing.conventions.global_counts import NEMO_RL
-from parity_tests.rigs.checkouts import given, with_nemo_rl
+from parity_tests.rigs.checkouts import checkout, with_checkout
 from parity_tests.rigs.moved_losses import assert_trains, batch, expected, moved, runs
 
 
-@with_nemo_rl
+@with_checkout("nemo-rl")
 @pytest.mark.parametrize("name", runs("nemo-rl"))
 def test_nemo_rl_trains_what_was_written(name: str) -> None:
     """It adds 1e-8 to every denominator, and multiplies masked tokens by 0, so none is NaN."""
-    losses: Any = upstream.load(given(upstream.source())).losses
+    losses: Any = upstream.load(checkout("nemo-rl")).losses
     for written, objective in moved("nemo-rl", name):
         theirs = losses.ClippedPGLossFn(losses.ClippedPGLossConfig(**yaml.safe_load(written.text)["loss_fn"]))
         one = batch()

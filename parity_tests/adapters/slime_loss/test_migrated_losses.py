@@ -7,16 +7,16 @@ import yaml
 from composer_plugins.conformance.slime_claims import upstream
 from composer_plugins.conformance.slime_claims.claims import arguments
 from composer_plugins.testing.conventions.global_counts import logits_of
-from parity_tests.rigs.checkouts import given, with_slime
+from parity_tests.rigs.checkouts import checkout, with_checkout
 from parity_tests.rigs.moved_losses import assert_trains, batch, expected, moved, runs
 
 
-@with_slime
+@with_checkout("slime")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", runs("slime"))
 def test_slime_trains_what_was_written(name: str) -> None:
     """In float32, which slime asserts. It multiplies masked tokens by 0, so none is NaN."""
-    slime = upstream.load(given(upstream.source()))
+    slime = upstream.load(checkout("slime"))
     for written, objective in moved("slime", name):
         one = batch()
         rows, width = one.mask.shape
