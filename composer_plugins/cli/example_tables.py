@@ -1,7 +1,7 @@
 """The worked example of a loss: what it was given, and what each dialect makes of it, as tables or data."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -30,10 +30,7 @@ def lines(loss: Loss, results: Results, width: int) -> list[RenderableType]:
     An input that has more axes than the result stands above, whole.
     """
     first = next(iter(results.values()))
-    axes = next(iter(first.values())).dim()
-    flat = {name: x for name, x in tensors(loss).items() if isinstance(x, Tensor) and x.dim() <= 2}
-    above = {name: x for name, x in flat.items() if x.dim() > axes and (name != "mask" or not axes)}
-    beside = {name: x for name, x in flat.items() if x.dim() <= axes and name != "mask"}
+    above, beside = given_to(loss, first)
     values = ", ".join(f"{name}={value}" for name, value in examples(loss).items())
     shown: list[RenderableType] = (
         [Text(f"with {values} (no default: an example)", style="dim")] if values else []
@@ -47,6 +44,14 @@ def lines(loss: Loss, results: Results, width: int) -> list[RenderableType]:
         shown += [*([BLANK] if shown else []), *tables(label, [given, columns], width, "given")]
         beside = {}
     return shown
+
+
+def given_to(loss: Loss, result: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The example's inputs: those with more axes than the result, and those that stand beside it."""
+    axes = next(iter(result.values())).dim()
+    flat = {name: x for name, x in tensors(loss).items() if isinstance(x, Tensor) and x.dim() <= 2}
+    above = {name: x for name, x in flat.items() if x.dim() > axes and (name != "mask" or not axes)}
+    return above, {name: x for name, x in flat.items() if x.dim() <= axes and name != "mask"}
 
 
 def _column(heading: str, x: Tensor, positions: Sequence[tuple[int, ...]], style: str = "") -> Column:

@@ -141,7 +141,7 @@ def _reduced(
     """The objective with the aggregation mode that the user asks for, or with the framework's own."""
     option = next(one for one in framework.options if one.objective == "mode")
     if mode is None:
-        found += denominator_of_another(objective.policy, framework, objective.mode, option.key)
+        found += denominator_of_another(objective.policy, framework, objective.mode, option.key, modes)
         mode = objective.mode
     elif mode not in modes:
         problem = f"it is {mode!r}, for which {framework.title} has no denominator"

@@ -1,11 +1,12 @@
 """Rules about what a run trains that hold in every framework: each is written here once."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from composer_plugins.findings import Finding
 from composer_plugins.frameworks.contract import SAMPLING, Framework
 from composer_plugins.losses.choosing import Choice
+from composer_plugins.objective.objective import NORM
 
 
 def own_denominator(choice: Choice, framework: Framework) -> str:
@@ -18,10 +19,13 @@ def own_denominator(choice: Choice, framework: Framework) -> str:
     return "" if choice.upstream == framework.name and own == framework.default_mode else own
 
 
-def denominator_of_another(choice: Choice, framework: Framework, mode: str, key: str) -> Iterator[Finding]:
+def denominator_of_another(
+    choice: Choice, framework: Framework, mode: str, key: str, ours: Collection[str] = ()
+) -> Iterator[Finding]:
     """Yield a warning where a loss is divided otherwise than its paper, or its dialect, divides it.
 
-    `mode` is the aggregation mode that the option `key` of the framework stands for.
+    `mode` is the aggregation mode that the option `key` of the framework stands for, and `ours` are those
+    that the option `mode` of our loss takes there.
     """
     own = own_denominator(choice, framework)
     if not own or own == mode:
@@ -31,6 +35,8 @@ def denominator_of_another(choice: Choice, framework: Framework, mode: str, key:
     remedy = f"choose another loss: {framework.title} does not have {own!r}"
     if own in names:
         remedy = f"set it to {names[own]!r}"
+    elif own in ours:
+        remedy = f"set mode={own!r}" + (" with max_length" if own == NORM else "")
     dialects = [one for one in choice.loss.dialects if one.upstream == framework.name]
     if any(one.mode in ("", framework.default_mode) for one in dialects):
         name = f"{choice.loss.name}@{framework.name}"

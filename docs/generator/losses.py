@@ -143,12 +143,11 @@ def _dialects(loss: Loss) -> str:
         return ""
     parts = ["## Dialects"]
     if loss.parameters:
-        head = ("", "paper", *(f"`@{d.upstream}`" for d in loss.dialects))
-        rows = [
-            (f"`{name}`", loss.defaults[name], *(_value(name, loss, d) for d in loss.dialects))
-            for name in loss.parameters
+        rows = [("paper", *(loss.defaults[name] for name in loss.parameters))]
+        rows += [
+            (f"`@{d.upstream}`", *(_value(name, loss, d) for name in loss.parameters)) for d in loss.dialects
         ]
-        parts.append(table(head, rows))
+        parts.append(table(("", *(f"`{name}`" for name in loss.parameters)), rows))
     for d in loss.dialects:
         lines = [f"### {loss.name}@{d.upstream}", f"- **Where:** {plain(d.source)}"]
         lines += [f"- **Denominator there:** `{d.mode}`"] if d.mode else []

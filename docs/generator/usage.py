@@ -4,11 +4,24 @@ from typing import Any
 
 import yaml
 
+from composer_plugins.adapters.nemo_rl_loss import loss as nemo_rl
+from composer_plugins.adapters.skyrl_loss.surface import CHOOSES
+from composer_plugins.adapters.slime_loss import surface as slime
 from composer_plugins.frameworks import registry as frameworks
+from composer_plugins.frameworks.skyrl import ENTRYPOINT, NODE, SKYRL, Key
+from composer_plugins.frameworks.slime import SLIME
 from composer_plugins.losses.row import KINDS, REQUIRED, Loss
+from composer_plugins.objective.objective import NORM
 
 WEIGHTS = {"hint_divergence": {"hint_weight": 1.0}, "replay_loss": {"replay_weight": 0.5}}
-LANGUAGES = {"verl": "yaml", "PRIME-RL": "toml"}
+# By the kind of a loss, what a program calls.
+CALLS = {
+    "policy": "loss_fn({})",
+    "preference": "loss_fn(policy_weight=0.0, {})",
+}
+NEMO = {"policy": "ComposerLoss", "divergence": "ComposerDistillationLoss"}
+LENGTH = 512  # an example of the longest completion
+LANGUAGES = {"verl": "yaml", "PRIME-RL": "toml", "SkyRL": "sh", "slime": "yaml"}
 
 
 def section(loss: Loss) -> str:
@@ -18,13 +31,29 @@ def section(loss: Loss) -> str:
     named = options(loss)
     if named and "trl" in running:
         given = named | ({"scale_rewards": "none"} if loss.advantage else {})
-        tabs["TRL"] = f"ComposerGRPOConfig({', '.join(f'{key}={value!r}' for key, value in given.items())})"
+        tabs["TRL"] = f"ComposerGRPOConfig({_arguments(given)})"
     if named and "verl" in running:
         tabs["verl"] = _verl(loss, named)
     if named and "prime-rl" in running:
         kwargs = named | ({"old_policy": "rollout"} if "old_logprobs" in loss.needs else {})
         lines = [f"{name} = {_toml(value)}" for name, value in kwargs.items()]
         tabs["PRIME-RL"] = "\n".join(["[trainer.loss.kwargs]", *lines])
+    if loss.kind in CHOOSES and "skyrl" in running:
+        tabs["SkyRL"] = _skyrl(loss, named)
+    length = {"max_length": LENGTH} if loss.mode == NORM else {}
+    if loss.kind in CALLS and "tinker" in running:
+        tabs["Tinker"] = CALLS[loss.kind].format(_arguments(named | length))
+    if loss.kind in NEMO and "nemo-rl" in running:
+        own = {key: value for key, value in named.items() if not key.endswith("_weight")}
+        own |= {"mode": loss.mode} if loss.mode in nemo_rl.MODES else {}
+        tabs["NeMo-RL"] = f"{NEMO[loss.kind]}(master_config.loss_fn, {_arguments(own | length)})"
+    if loss.kind == "policy" and "slime" in running:
+        tree = {"loss_type": "custom_loss", "custom_loss_function_path": SLIME.path.replace(":", ".")}
+        tree |= {"calculate_per_token_loss": True} if loss.mode == "token-mean" else {}
+        own = named | ({"mode": loss.mode} if loss.mode in slime.BY_ROLLOUT else {}) | length
+        tabs["slime"] = yaml.safe_dump({**tree, "composer": own}, sort_keys=False).rstrip()
+    if loss.kind == "policy" and "torchtitan" in running:
+        tabs["torchtitan"] = f"ComposerLoss.Config({_arguments(named)})"
     blocks = []
     for name, text in tabs.items():
         block = f"```{LANGUAGES.get(name, 'python')}\n{text}\n```".replace("\n", "\n    ")
@@ -41,6 +70,20 @@ def options(loss: Loss) -> dict[str, Any]:
     examples = {name: loss.parameters[name].example for name in required}
     params = {f"{option.partition('_')[0]}_params": examples} if examples else {}
     return WEIGHTS.get(option, {}) | {option: loss.name} | params
+
+
+def _arguments(given: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in given.items())
+
+
+def _skyrl(loss: Loss, named: dict[str, Any]) -> str:
+    params = named.get(f"{loss.kind}_params", {})
+    options = {CHOOSES[loss.kind]: f"composer/{loss.name}", Key.ENTRYPOINT: ENTRYPOINT}
+    reductions = {mode: name for name, mode in SKYRL.denominators.items()}
+    options |= {Key.REDUCTION: reductions[loss.mode]} if loss.mode in reductions else {}
+    options |= {Key.LENGTH: LENGTH} if loss.mode == NORM else {}
+    options |= {f"{NODE}.{loss.kind}_params.{name}": value for name, value in params.items()}
+    return " \\\n".join(f"{key}={value}" for key, value in options.items())
 
 
 def _function(loss: Loss) -> str:

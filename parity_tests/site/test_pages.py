@@ -3,21 +3,27 @@
 import re
 import shlex
 import tomllib
+from contextlib import nullcontext
 from importlib import import_module
 from inspect import Signature, signature
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
 from typer.main import get_command
 
+from composer_plugins.adapters import tinker_loss
+from composer_plugins.adapters.nemo_rl_loss import loss as nemo_rl_loss
 from composer_plugins.cli import app
 from composer_plugins.config import ComposerConfig
 from composer_plugins.frameworks.registry import conventions
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Loss
+from composer_plugins.objective.by_table import nested
+from composer_plugins.objective.resolve import resolve
 from composer_plugins.testing.conventions import find_convention
 from composer_plugins.testing.laws import FUNCTION, TRAINER, laws_for
 from docs.generator import laws, names, usage
@@ -106,6 +112,24 @@ def test_the_configs_on_the_page_of_a_loss_are_accepted(loss: Loss) -> None:
             assert yaml.safe_load(source)["algorithm"]["composer"] == own | named
         elif name == "PRIME-RL":
             assert named.items() <= tomllib.loads(source)["trainer"]["loss"]["kwargs"].items()
+        elif name == "SkyRL":
+            words = (word.split("=", 1) for word in source.replace("\\\n", "").split())
+            options = nested({key: yaml.safe_load(value) for key, value in words})
+            assert getattr(resolve("skyrl", options).required(), loss.kind).loss == loss
+        elif name == "Tinker":
+            assert f" {loss.name}" in str(eval(source, {"loss_fn": tinker_loss.loss_fn}))
+        elif name == "NeMo-RL":
+            names = {**vars(nemo_rl_loss), "master_config": SimpleNamespace(loss_fn={})}
+            with (
+                nullcontext() if loss.mode != "token-sum" else pytest.warns(match="does not have 'token-sum'")
+            ):
+                made = eval(source, names)
+            assert loss == (made.terms.objective.policy if loss.kind == "policy" else made.divergence).loss
+        elif name == "slime":
+            tree = yaml.safe_load(source)
+            assert resolve("slime", tree).required().policy.loss == loss
+        elif name == "torchtitan":
+            assert eval(source, {"ComposerLoss": SimpleNamespace(Config=dict)}) == named
         else:
             own = {"scale_rewards": "none"} if loss.advantage else {}
             assert eval(source, {"ComposerGRPOConfig": dict}) == named | own

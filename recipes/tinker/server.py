@@ -6,6 +6,7 @@ Two things that a new machine needs are made in a folder: a `uv`, by which the s
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -13,15 +14,16 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from composer_plugins.errors import ConfigError
 
-UV = """#!{python}
-import subprocess, sys
-arguments = sys.argv[1:]
-sys.exit(subprocess.call([sys.executable, *arguments[arguments.index("-m"):]]))
+# In sh, because the first line of a script cannot name a Python whose path has a blank. Without exec, because
+# the server reads in the command line of its parent how `uv run` was called.
+UV = """#!/bin/sh
+while [ "$1" != -m ]; do shift; done
+{python} "$@"
 """
 SITE = "import typing, typing_extensions\ntyping.TypedDict = typing_extensions.TypedDict\n"
 SECONDS = 180  # until the server answers
@@ -47,7 +49,7 @@ def served(model: Path, folder: Path, *, sequences: int) -> Iterator[str]:
         one.mkdir(parents=True, exist_ok=True)
     (site / "sitecustomize.py").write_text(SITE)
     uv, log, port = programs / "uv", folder / "server.log", free_port()
-    uv.write_text(UV.format(python=sys.executable))
+    uv.write_text(UV.format(python=shlex.quote(sys.executable)))
     uv.chmod(0o755)
     backend = {"max_lora_adapters": 2, "max_lora_rank": 16, "sample_max_num_sequences": sequences}
     command = [str(uv), "run", "-m", "skyrl.tinker.api", "--base-model", str(model), "--backend", "jax"]
@@ -65,7 +67,8 @@ def served(model: Path, folder: Path, *, sequences: int) -> Iterator[str]:
             _wait(url, server, log)
             yield url
         finally:
-            os.killpg(server.pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):  # it has stopped by itself
+                os.killpg(server.pid, signal.SIGTERM)
             server.wait()
 
 
@@ -78,5 +81,6 @@ def _wait(url: str, server: "subprocess.Popen[bytes]", log: Path) -> None:
                 return
         except OSError:
             time.sleep(0.5)
+    what = f"it did not answer in {SECONDS} seconds" if server.poll() is None else "it stopped"
     last = " ".join(log.read_text().split())[-500:]
-    raise ConfigError("server", f"it did not answer: {last}", f"see {log}")
+    raise ConfigError("server", f"{what}: {last}", "correct what its log says, and run the command again")

@@ -11,8 +11,10 @@ from torch import Tensor
 from composer_plugins.adapters.nemo_rl_loss.loss import MODES, ComposerDistillationLoss, ComposerLoss
 from composer_plugins.errors import ComposerError, ConfigError
 from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.losses.choosing import find_one
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import of_kind
+from composer_plugins.objective.objective import NORM
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs import golden, nemo_rl_doubles
 from parity_tests.rigs.golden import Case, claim
@@ -213,6 +215,14 @@ def test_a_mode_of_another_paper_is_a_warning() -> None:
     with pytest.warns(UserWarning, match="token_level_loss: it is 'true', and 'gspo' is reduced by"):
         ComposerLoss(NO_KL, policy="gspo")
     ComposerLoss(NO_KL, policy="gspo", mode="seq-mean-token-mean")
+
+
+@pytest.mark.parametrize("name", ["rloo", "dr_grpo"])
+def test_a_denominator_that_only_our_option_has_is_named(name: str) -> None:
+    own = find_one(name, "policy").loss.mode
+    with pytest.warns(UserWarning, match=f"set mode={own!r}"):
+        ComposerLoss(NO_KL, policy=name)
+    ComposerLoss(NO_KL, policy=name, mode=own, max_length=8 if own == NORM else None)
 
 
 def summed(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:

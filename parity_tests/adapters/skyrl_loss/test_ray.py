@@ -1,5 +1,6 @@
 """Our losses reach SkyRL's Ray workers: SkyRL pickles them into its actor, and a worker takes them out."""
 
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,8 +26,10 @@ if sys.version_info < (3, 12):
 def cluster(tmp_path: Path) -> Iterator[None]:
     (tmp_path / "sitecustomize.py").write_text(SITE)
     path = ":".join([str(tmp_path), str(ROOT), *filter(None, sys.path)])
-    environment = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RAY_DISABLE_PYTHON_VERSION_CHECK": "1"}
-    ray.init(num_cpus=2, include_dashboard=False, runtime_env={"env_vars": environment}, log_to_driver=False)
+    variables = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RAY_DISABLE_PYTHON_VERSION_CHECK": "1"}
+    # Ray writes this into a line of bash as it is, and the path of a Python may have a blank.
+    environment = {"env_vars": variables, "py_executable": shlex.quote(sys.executable)}
+    ray.init(num_cpus=2, include_dashboard=False, runtime_env=environment, log_to_driver=False)
     yield
     ray.shutdown()
     for registry in (upstream.ppo_utils.PolicyLossRegistry, upstream.ppo_utils.AdvantageEstimatorRegistry):
