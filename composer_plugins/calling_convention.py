@@ -6,11 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from composer_plugins.errors import ConfigError, unknown
-from composer_plugins.frameworks.contract import Framework
 
 if TYPE_CHECKING:  # a convention is declared without loading torch
     from torch import Tensor
@@ -75,19 +71,6 @@ class Convention:
     kernel: Callable[[Function], Function] | None = None
     # Outcomes of checks that only this convention has.
     more: Callable[[Function], tuple[Any, ...]] = lambda function: ()
-
-
-def in_registry(name: str, framework: Framework, registry: Callable[[], Mapping[str, Function]]) -> Function:
-    """The policy loss of this name in a framework's registry, which `registry` imports."""
-    title = framework.title
-    if find_spec(framework.package) is None:
-        problem = f"{name!r} is looked up in {title}'s registry, and {title} is not installed"
-        remedy = f"install {title} here, or name a function by its import path: module:function"
-        raise ConfigError("check", problem, remedy)
-    known = registry()
-    if name not in known:
-        raise unknown("check", name, known, noun=f"policy loss of {title}'s registry")
-    return known[name]
 
 
 def words_of(function: Function) -> set[str]:

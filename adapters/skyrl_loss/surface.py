@@ -16,7 +16,7 @@ from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.row import Kind
 from composer_plugins.objective.by_table import ByTable
 from composer_plugins.objective.keys import check_flag, check_tables
-from composer_plugins.objective.objective import STAND_IN, Objective, channels_of
+from composer_plugins.objective.objective import KL, STAND_IN, Objective, channels_of
 from composer_plugins.objective.options import only_with
 from composer_plugins.objective.registered import Parsed, is_ours, loss_in, parse_choice, unlikely_value
 from composer_plugins.objective.rules import (
@@ -94,14 +94,15 @@ class Configs(ByTable):
         remarks = [*found.remarks, *dropped]
         if value(Key.REDUCTION) == skyrl.LEGACY:
             remarks.append(f"{Key.REDUCTION} = {skyrl.LEGACY!r}: {skyrl.LEGACY_REMARK}")
-        in_reward = value(Key.KL_IN_REWARD)
-        kl = found.kl if value(Key.USE_KL) else found.kl and in_reward and found.kl._replace(place="reward")
+        kl, in_reward = found.kl, value(Key.KL_IN_REWARD)
+        if kl and not value(Key.USE_KL):
+            kl = KL(kl.estimator, kl.weight, "reward") if in_reward else None
         if kl and in_reward and value(Key.KL_CONTROL) not in (None, "fixed"):
             remarks.append(f"{Key.KL_CONTROL} = {value(Key.KL_CONTROL)!r}")
         if name in skyrl.FOLDED:
             remarks.append(f"{Key.POLICY} = {name!r}: {skyrl.FOLDED[name]}")
-        found = replace(found, kl=kl or None, correction=correction, remarks=tuple(remarks))
-        found = replace(found, denominators=DENOMINATORS)
+        fields: dict[str, Any] = {"correction": correction, "remarks": tuple(remarks)}
+        found = replace(found, kl=kl, denominators=DENOMINATORS, **fields)
         if policy is None:
             why = f"{Key.POLICY} = {name!r} is not SkyRL's own, and what it computes is not known here"
             if name == skyrl.LIKELIHOOD:

@@ -1,6 +1,6 @@
 """The three channels on the data of one `forward_backward_custom`: the loss, and its metrics."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,13 +10,13 @@ from torch.nn.utils.rnn import pad_sequence
 from composer_plugins.adapters.tinker_loss.surface import Parsed
 from composer_plugins.adapters.tinker_loss.upstream import Batch, place, read_mask, read_number
 from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.frameworks.tinker import TINKER
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.composer import composer
 from composer_plugins.kernels.masking import keep
 from composer_plugins.kernels.preference import sequence_logprobs, weighted
 from composer_plugins.kernels.types import Metric
 from composer_plugins.losses.calling import call, differ_by_token, differing_advantages
+from composer_plugins.losses.metrics import means
 from composer_plugins.objective.terms import hint_choice, hinted_advantages, policy_term
 
 Result = tuple[Tensor, dict[str, float]]
@@ -140,7 +140,8 @@ class Loss:
             named: dict[str, Any] = {"num_tokens": counts.tokens, "num_sequences": counts.sequences}
             named |= {"max_length": options.max_length}
             policy = aggregate(token.loss, layout.policy, self.parsed.mode, **named)  # type: ignore[arg-type]
-            _log(metrics, "policy", {"loss": Metric(token.loss.detach(), layout.policy), **token.metrics})
+            logged = {"loss": Metric(token.loss.detach(), layout.policy), **token.metrics}
+            metrics |= means(logged, "composer/policy/")
         replay = self._replay(batch, layout, metrics) if self.channels.replay is not None else None
         total = composer(
             policy,
@@ -157,11 +158,6 @@ class Loss:
         if self.channels.replay is not None and not counts.pairs:
             problem = f"replay_weight is {self.options.replay_weight:g}, and no datum of the step has it"
             raise DataError(self.keys["pair"], problem, "add pairs with mark_pairs, or remove replay_weight")
-
-    @property
-    def provided(self) -> frozenset[str]:
-        """The inputs that a policy loss can have here."""
-        return TINKER.provides["policy"]
 
     def policy_inputs(self, batch: Batch, layout: Layout) -> dict[str, Tensor]:
         """The inputs of the policy loss by their names, [B, T] each."""
@@ -223,7 +219,7 @@ class Loss:
             given = {"student_logprobs": batch.logprobs, "teacher_logprobs": teacher, "mask": layout.hint}
             token = call(self.hint, given | {"old_logprobs": self._rollout(batch, layout.hint)})
             logged |= {"loss": Metric(token.loss.detach(), layout.hint)} | token.metrics
-        _log(metrics, "hint", logged)
+        metrics |= means(logged, "composer/hint/")
         return None if token is None else keep(token.loss, layout.hint)
 
     def _replay(self, batch: Batch, layout: Layout, metrics: dict[str, float]) -> Tensor:
@@ -247,7 +243,8 @@ class Loss:
         given["chosen_nll"] = -sequence_logprobs(batch.logprobs[better], mask[better], average=True)
         pair, key = call(choice, given), self.keys["pair_weight"]
         everywhere = torch.ones(len(rows), dtype=torch.bool)
-        _log(metrics, "replay", {"loss": Metric(pair.loss.detach(), everywhere), **pair.metrics})
+        logged = {"loss": Metric(pair.loss.detach(), everywhere), **pair.metrics}
+        metrics |= means(logged, "composer/replay/")
         weights = [read_number(batch.data, row, key, 1.0) for row in better.tolist()]
         loss: Tensor = weighted(pair, torch.tensor(weights, dtype=pair.loss.dtype)).loss
         return loss
@@ -270,10 +267,3 @@ class Step:
                 remedy = "count the data of all calls, and make a new one after each optim_step"
                 raise DataError("of_step", f"{problem}{expected}", remedy)
         return self.loss.of_counts(layout, data, logprobs, self.counts)
-
-
-def _log(metrics: dict[str, float], channel: str, found: Mapping[str, Metric]) -> None:
-    """Add the mean of each metric, where it counts, as a Python float; 0 where there is nothing."""
-    for name, (value, where) in found.items():
-        chosen = torch.broadcast_to(value.double(), where.shape)[where]
-        metrics[f"composer/{channel}/{name}"] = float(chosen.mean()) if chosen.numel() else 0.0

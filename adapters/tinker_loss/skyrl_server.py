@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from composer_plugins.adapters.tinker_loss.upstream import TARGETS, Call
+from composer_plugins.adapters.tinker_loss.upstream import Call, inputs_apart, with_entries
 
 SURROGATE = "importance_sampling"
 
@@ -24,21 +24,13 @@ def forward_backward_on_skyrl(
 
     `data_of_step` is the number of data of all calls before the `optim_step`; None: those of this call.
     """
-    made = type(data[0])
-    targets = [one.loss_fn_inputs[TARGETS] for one in data]
-    bare = [
-        made(model_input=one.model_input, loss_fn_inputs={TARGETS: target})
-        for one, target in zip(data, targets, strict=True)
-    ]
+    bare, apart = inputs_apart(data, loss)
     outputs = training_client.forward(bare, "cross_entropy").result().loss_fn_outputs
     logprobs = [torch.tensor(one["logprobs"].data).requires_grad_() for one in outputs]
-    value, metrics = loss(data, logprobs)
+    value, metrics = apart(bare, logprobs)
     sent, rows = [], len(data) if data_of_step is None else data_of_step
-    for one, target, logprob, slope in zip(
-        data, targets, logprobs, torch.autograd.grad(value, logprobs), strict=True
-    ):
-        entries = {TARGETS: target, "logprobs": logprob.detach(), "weights": torch.ones_like(slope)}
-        entries["advantages"] = -slope * (len(slope) * rows)
-        sent.append(made(model_input=one.model_input, loss_fn_inputs=entries))
+    for one, logprob, slope in zip(bare, logprobs, torch.autograd.grad(value, logprobs), strict=True):
+        entries = {"logprobs": logprob.detach(), "weights": torch.ones_like(slope)}
+        sent.append(with_entries(one, entries | {"advantages": -slope * (len(slope) * rows)}))
     training_client.forward_backward(sent, SURROGATE).result()
     return metrics

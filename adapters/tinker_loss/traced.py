@@ -14,6 +14,7 @@ from composer_plugins.adapters.tinker_loss.loss import Loss
 from composer_plugins.adapters.tinker_loss.surface import parse
 from composer_plugins.adapters.tinker_loss.upstream import Batch, with_entries
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.tinker import TINKER
 from composer_plugins.kernels.masking import keep, traced_in_float32
 from composer_plugins.losses.calling import call_unchecked
 from composer_plugins.objective.objective import NORM
@@ -63,7 +64,7 @@ def custom_loss(**options: Any) -> CustomLoss:
             raise ConfigError(name, problem, "remove it, or pass loss_fn(...) to forward_backward_custom")
     is_current = parsed.options.old_policy == "current"
     names = ["logprobs", *(one for one in policy.loss.needs if one not in ("logprobs", "mask")), "mask"]
-    names += [one for one in policy.optional if one in loss.provided]
+    names += [one for one in policy.optional if one in TINKER.provides["policy"]]
     names.remove("old_logprobs") if is_current and loss.channels.needs_old else None
     names += [DENOMINATOR] if parsed.mode != "token-sum" else []
 

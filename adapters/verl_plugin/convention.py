@@ -12,14 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from composer_plugins.adapters.verl_plugin.upstream import FIRST, exact_release
-from composer_plugins.calling_convention import (
-    Called,
-    Convention,
-    Counts,
-    Function,
-    checked_pair,
-    in_registry,
-)
+from composer_plugins.calling_convention import Called, Convention, Counts, Function, checked_pair
 from composer_plugins.errors import ConfigError, did_you_mean, in_a_line, near
 from composer_plugins.frameworks.verl import COUNTS_SINCE, MODES, MODES_SINCE, OPTIONS, PAIRS_SINCE
 from composer_plugins.frameworks.verl import VERL as VERL_TABLE
@@ -125,9 +118,10 @@ def watch(config: Any) -> dict[str, None]:
     return found
 
 
-def registered_loss(name: str) -> Function:
-    """Return the policy loss of this name in verl's registry."""
-    return in_registry(name, VERL_TABLE, lambda: imported("verl.trainer.ppo.core_algos").POLICY_LOSS_REGISTRY)
+def policy_losses() -> dict[str, Function]:
+    """Return verl's registry of policy losses."""
+    registry: dict[str, Function] = imported("verl.trainer.ppo.core_algos").POLICY_LOSS_REGISTRY
+    return registry
 
 
 def is_metric(value: Any) -> bool:
@@ -227,7 +221,6 @@ VERL = Convention(
         "log_weights": "rollout_is_weights",
     },
     options={"loss_agg_mode": MODES},
-    find=registered_loss,
     of_version=of_version,
     has_config=True,
 )

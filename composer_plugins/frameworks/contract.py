@@ -206,6 +206,7 @@ class Framework:
     is_hydra: bool = False
     has_several_files: bool = False  # one run may have several, which are merged
     convention: str = ""  # "module:object", the calling convention of its loss functions
+    registry: str = ""  # "module:function", its policy losses by their names there; it is not loaded before
     claims: str = ""  # the module with the claims of `conform`
     doctor: str = ""  # the package with its doctor
     migration: str = ""  # the module with its side of `migrate`

@@ -333,6 +333,7 @@ SKYRL = Framework(
     ),
     is_hydra=True,
     convention="composer_plugins.testing.conventions.sums:SKYRL",
+    registry="composer_plugins.adapters.skyrl_loss.upstream:policy_losses",
     claims="composer_plugins.conformance.skyrl_claims.suite",
     migration="composer_plugins.adapters.skyrl_loss.migration",
 )

@@ -443,6 +443,7 @@ VERL = Framework(
     configs=("ppo_trainer", "ppo_megatron_trainer"),
     is_hydra=True,
     convention="composer_plugins.adapters.verl_plugin.convention:VERL",
+    registry="composer_plugins.adapters.verl_plugin.convention:policy_losses",
     claims="composer_plugins.conformance.verl_claims.suite",
     doctor="composer_plugins.adapters.verl_plugin.doctor",
     migration="composer_plugins.adapters.verl_plugin.migration",

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
+from composer_plugins.kernels.masking import at_least_float32
 from composer_plugins.kernels.types import Metric
 
 
@@ -12,7 +13,7 @@ def means(metrics: Mapping[str, Metric], prefix: str) -> dict[str, float]:
     if not metrics:
         return {}
     found = [
-        (torch.where(where, value, 0.0).sum() / where.sum().clamp(min=1)).float()
+        at_least_float32(torch.where(where, value, 0.0).sum() / where.sum().clamp(min=1))
         for value, where in metrics.values()
     ]
     values = torch.stack(found).tolist()

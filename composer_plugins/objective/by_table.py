@@ -269,9 +269,7 @@ class ByTable:
     def converted(self, option: Option, table: Mapping[str, Any]) -> Any:
         """The value of the objective's field that an option sets; None where another option keeps it off."""
         value = self.value(option.key, table)
-        if value is None or (
-            option.only_with and not option.is_read_beside(self.value(option.only_with[0], table))
-        ):
+        if value is None or (option.only_with and not option.is_read_beside(at(table, option.only_with[0]))):
             return None
         if option.objective in NUMBERS:
             NUMBERS[option.objective].check(option.key, value, option.default)

@@ -104,10 +104,9 @@ def only_with(framework: Framework, value_at: Callable[[str], Any]) -> Iterator[
         if (value := value_at(key)) in (None, option.default, 0):
             continue
         name, needed = option.only_with
-        beside = framework.option(name, option.kind)
-        other = framework.key(beside)
+        other = framework.key(framework.option(name, option.kind))
         found = value_at(other)
-        if not option.is_read_beside(beside.default if found is None else found):
+        if not option.is_read_beside(found):
             state = "not set" if found is None else repr(found)
             problem = f"it is {value!r}, and it has no effect, because {other} is {state}"
             to_set = other if needed is None else f"{other}={needed}"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import product
 from typing import Any, cast
 
@@ -17,8 +18,8 @@ from torch import Tensor
 
 from composer_plugins.calling_convention import Convention, Function
 from composer_plugins.errors import ConfigError, unknown, with_place
-from composer_plugins.frameworks.contract import NOTHING
-from composer_plugins.frameworks.registry import conventions
+from composer_plugins.frameworks.contract import NOTHING, Framework
+from composer_plugins.frameworks.registry import conventions, frameworks
 from composer_plugins.losses.derived import row_of_function
 from composer_plugins.losses.registry import losses
 from composer_plugins.testing.checking import (
@@ -63,10 +64,27 @@ def find_function(named: "str | Callable[..., Any]", convention: Convention) -> 
         return named
     if ":" in named:
         return function_named(named, "check")
-    if convention.find is None:
+    if convention.find is not None:
+        return convention.find(named)
+    framework = frameworks().get(convention.framework)
+    if framework is None or not framework.registry:
         problem = f"{named!r} is not an import path, and {convention.framework} has no registry of losses"
         raise ConfigError("check", problem, "write module:function or FILE.py:function")
-    return convention.find(named)
+    return in_registry(named, framework)
+
+
+def in_registry(name: str, framework: Framework) -> Function:
+    """The policy loss of this name in a framework's registry."""
+    title = framework.title
+    if find_spec(framework.package) is None:
+        problem = f"{name!r} is looked up in {title}'s registry, and {title} is not installed"
+        remedy = f"install {title} here, or name a function by its import path: module:function"
+        raise ConfigError("check", problem, remedy)
+    module, _, policy_losses = framework.registry.partition(":")
+    known: Mapping[str, Function] = getattr(import_module(module), policy_losses)()
+    if name not in known:
+        raise unknown("check", name, known, noun=f"policy loss of {title}'s registry")
+    return known[name]
 
 
 def check_as(

@@ -1,7 +1,7 @@
 """The conventions of SkyRL and Tinker, which add up what a loss function returns.
 
 Read in skyrl 0.3.0 (`skyrl/backends/skyrl_train/utils/ppo_utils.py` and `workers/worker.py`) and in tinker
-0.38.0 (`tinker/lib/public_interfaces/training_client.py`). Neither is imported, but for a name of a registry.
+0.38.0 (`tinker/lib/public_interfaces/training_client.py`). Neither is imported.
 """
 
 from collections.abc import Mapping
@@ -10,14 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from composer_plugins.calling_convention import (
-    Called,
-    Convention,
-    Counts,
-    Function,
-    checked_pair,
-    in_registry,
-)
+from composer_plugins.calling_convention import Called, Convention, Counts, Function, checked_pair
 from composer_plugins.errors import did_you_mean, near
 from composer_plugins.frameworks.contract import NOTHING
 from composer_plugins.frameworks.skyrl import ALGORITHM, CONFIG
@@ -70,13 +63,6 @@ def algorithm(own: Mapping[str, Any]) -> Algorithm:
     return config
 
 
-def registered_loss(name: str) -> Function:
-    """The policy loss of this name in SkyRL's registry."""
-    from composer_plugins.adapters.skyrl_loss.upstream import policy_losses
-
-    return in_registry(name, TABLE, policy_losses)
-
-
 def call_skyrl(
     function: Function,
     tensors: Mapping[str, Tensor],
@@ -106,7 +92,6 @@ SKYRL = Convention(
     returns="(loss, metrics): the sum over the unmasked tokens, with a gradient, and a dict of Python "
     "numbers. The advantages hold the denominator already",
     call=call_skyrl,
-    find=registered_loss,
     has_config=True,
     optional=("rollout_logprobs",),
     options={"loss_reduction": ("token_mean", "sequence_mean", "seq_mean_token_sum_norm")},

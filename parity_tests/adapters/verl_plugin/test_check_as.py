@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
-from composer_plugins.adapters.verl_plugin.convention import REQUIRED, Table, actor_config, registered_loss
+from composer_plugins.adapters.verl_plugin.convention import REQUIRED, Table, actor_config
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.verl import MODES, OPTIONS
 from composer_plugins.testing.conventions import check_as
@@ -61,7 +61,7 @@ def test_our_own_losses_in_verl_obey_every_law(name: str) -> None:
 def test_an_option_that_is_read_by_a_misspelt_name_is_named(read: Callable[[Any], Any], words: str) -> None:
     def function(*given: Any, config: Any, **named: Any) -> Any:
         read(config)
-        return registered_loss("vanilla")(*given, config=config, **named)
+        return POLICY_LOSS_REGISTRY["vanilla"](*given, config=config, **named)
 
     (outcome,) = check_as(function, "verl", ["every_parameter_has_an_effect"]).outcomes
     assert outcome.status == "failed" and words in outcome.detail
@@ -74,7 +74,7 @@ def test_an_option_of_verl_that_does_not_exist_is_an_error_with_the_nearest() ->
 
 def test_an_unknown_name_is_an_error_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="vanilla"):
-        registered_loss("vanila")
+        check_as("vanila", "verl")
 
 
 def test_the_table_without_verl_has_the_values_of_verls_config(monkeypatch: pytest.MonkeyPatch) -> None:

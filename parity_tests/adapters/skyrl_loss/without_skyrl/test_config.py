@@ -87,6 +87,8 @@ def test_cispo_has_other_defaults_before_0_4() -> None:
     assert (now.value("clip_low"), now.value("clip_high")) == (1.0, 4.0)
     given = options | {f"{ALGORITHM}.cispo.cispo_eps_clip_high": 4.0}
     assert read(given, "0.3.0").policy.value("clip_high") == 4.0
+    unread = nested({Key.POLICY: "regular", f"{ALGORITHM}.cispo.cispo_eps_clip_high": 5.0})
+    assert [len(resolve("skyrl", unread, one).findings) for one in ("0.3.0", "0.4.0")] == [0, 1]
 
 
 @pytest.mark.parametrize(
