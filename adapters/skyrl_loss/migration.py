@@ -16,8 +16,12 @@ from composer_plugins.objective.by_table import nested
 from composer_plugins.objective.objective import Objective, named, named_policy
 
 _CONFIGS = Configs()
-KNOWN, NO_BEARING = _CONFIGS.KNOWN, _CONFIGS.NO_BEARING
-unread, not_known = _CONFIGS.unread, _CONFIGS.not_known
+KNOWN, NO_BEARING, not_known = _CONFIGS.KNOWN, _CONFIGS.NO_BEARING, _CONFIGS.not_known
+
+
+def unread(table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:
+    """The keys that are not understood."""
+    return Configs(version).unread(table)
 
 
 def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objective, list[Finding]]:

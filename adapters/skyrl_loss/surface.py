@@ -71,7 +71,14 @@ class Configs(ByTable):
             node = {str(key): one for key, one in (at(table, NODE) or {}).items()}
             given = self.given(table, kind)
             return parse_choice(
-                SKYRL, node, kind, loss_in(name), given, node_key=NODE, parse=parse_node, check=require
+                self.framework,
+                node,
+                kind,
+                loss_in(name),
+                given,
+                node_key=NODE,
+                parse=parse_node,
+                check=require,
             )
         if (named := self.named(kind, table)) is not None:
             return Parsed(ComposerConfig.parse({}), *self.with_parameters(named, table))
@@ -148,6 +155,10 @@ class Configs(ByTable):
         if set_here and name in skyrl.UNCORRECTED:
             problem = f"it is set, and SkyRL's {name} does not correct for the rollout engine"
             yield Finding("error", set_here, problem, "remove it, or choose another policy_loss_type")
+        if value(Key.TIS) and name == "cispo" and value(Key.ANCHOR) == "rollout":
+            problem = f"it is {value(Key.TIS)!r}, and with {Key.ANCHOR}=rollout the ratio corrects already"
+            yield Finding("error", Key.TIS, f"{problem}, so SkyRL refuses both", "remove one of them")
+        yield from self._without_effect(table)
         if name in skyrl.FOLDED:
             yield Finding("warning", Key.POLICY, f"{name!r}: {skyrl.FOLDED[name]}", "choose another loss")
         ours = [key for key in CHOOSES.values() if is_ours(str(value(key)))]
@@ -155,7 +166,8 @@ class Configs(ByTable):
             problem = f"it is {value(ours[0])!r}, which SkyRL does not know by itself"
             remedy = f"set {Key.ENTRYPOINT}={skyrl.ENTRYPOINT}, or call register() in your own entry point"
             yield Finding("warning", ours[0], problem, remedy)
-        if value(Key.ASYNC) and (name in skyrl.NEEDS_OLD or objective.old == "trainer"):
+        is_of_rollout = objective.old == "rollout engine"
+        if value(Key.ASYNC) and (name in skyrl.NEEDS_OLD or objective.old == "trainer") and not is_of_rollout:
             problem = f"it is True, and {name!r} compares with the policy before the update, which is not "
             remedy = "choose rollout_is, dppo, or a loss of the rollout policy"
             yield Finding("error", Key.ASYNC, f"{problem}kept then", remedy)
@@ -164,6 +176,11 @@ class Configs(ByTable):
             yield Finding("error", Key.LOGPROBS, problem, "set it to 1")
         if advantage is not None:
             yield from self._of_the_advantage(advantage.choice, objective, bool(value(Key.STEP_WISE)))
+            if policy and policy.choice.loss.per_sequence and advantage.choice.loss.name == "gae":
+                problem = "it is 'gae', whose advantages differ within a sequence, and "
+                problem += f"{policy.choice.name!r} averages them over the sequence"
+                remedy = "choose another one, or a policy loss with a ratio per token, as gspo_token"
+                yield Finding("error", Key.ESTIMATOR, problem, remedy)
         yield from only_with(self.framework, partial(at, table))
         if objective.rollout or objective.correction is not None:
             yield from cut_sampling(partial(at, table), f"{skyrl.GENERATOR}.sampling_params.")
@@ -178,6 +195,15 @@ class Configs(ByTable):
         used = advantage.choice.loss.name if advantage else ""
         remedy = f"set {policy.choice.loss.advantage}, or composer/{policy.choice.loss.advantage}"
         yield from advantage_of_another_paper(policy.choice, used, Key.ESTIMATOR, remedy)
+
+    def _without_effect(self, table: Mapping[str, Any]) -> Iterator[Finding]:
+        """Yield a warning for each option of ours beside a loss that is SkyRL's own."""
+        for option in at(table, NODE) or {}:
+            is_of = option == "on_bad_reward" or str(option).startswith("advantage")
+            key = CHOOSES["advantage" if is_of else "policy"]
+            if not is_ours(name := str(self.value(key, table))):
+                problem = f"it has no effect, because {key} is {name!r}, which is not ours"
+                yield Finding("warning", f"{NODE}.{option}", problem, f"set {key}=composer, or remove it")
 
     def _of_the_advantage(self, choice: Choice, objective: Objective, by_step: bool) -> Iterator[Finding]:
         if by_step and choice.loss.name in skyrl.BY_TOKEN:

@@ -16,7 +16,13 @@ PADDING_UID = "pad"  # the uid of a row with which SkyRL pads a batch begins wit
 
 
 def release_of(version: str | None) -> str:
-    """The release whose defaults count: of `version`, else of the installed SkyRL, else the newest known."""
+    """The release whose defaults count: of `version`, else of the installed SkyRL, else the newest known.
+
+    Raises ConfigError for a `version` of another release than those that are known.
+    """
+    if version is not None and _numbers(version) not in map(_numbers, SKYRL.releases):
+        known = ", ".join(SKYRL.releases)
+        raise ConfigError("--version", f"SkyRL {version} is not known here", f"set one of {known}")
     if version is None:
         try:
             version = version_of("skyrl")
@@ -39,13 +45,6 @@ def as_table(config: Any) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     table = vars(value) if isinstance(value, SimpleNamespace) else value
     return {key: _plain(one) for key, one in table.items()} if hasattr(table, "items") else table
-
-
-def policy_losses() -> dict[str, Any]:
-    """SkyRL's registry of policy losses, those of others included."""
-    from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
-
-    return {name: PolicyLossRegistry.get(name) for name in PolicyLossRegistry.list_available()}
 
 
 def corrected(

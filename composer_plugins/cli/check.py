@@ -12,11 +12,13 @@ from rich.text import Text
 from composer_plugins.cli.completion import KindOption, complete_convention, complete_law, complete_loss
 from composer_plugins.cli.console import answer, foreign_code, page
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.registry import OURS
 
 if TYPE_CHECKING:
     from composer_plugins.losses.row import Kind
     from composer_plugins.testing.report import Report
 
+CALLED = ", ".join([*(one.name for one in OURS if one.convention), "torch"])
 MANY = 4  # laws that do not apply for one reason: only the first is named
 STYLES = {"failed": "red", "unsafe": "yellow", "untraceable": "yellow"}
 STYLES |= {"not applicable": "dim", "passed": "green"}
@@ -39,8 +41,8 @@ def check(
         str | None,
         typer.Option(
             "--as",
-            help="Call the function as this framework does, unchanged: verl, trl, prime-rl, skyrl, tinker or "
-            "torch. A name is then one of the framework's own losses.",
+            help=f"Call the function as this framework does, unchanged: {CALLED}. A name is then one of the "
+            "framework's own losses.",
             autocompletion=complete_convention,
         ),
     ] = None,

@@ -26,7 +26,8 @@ from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding, Severity
 from composer_plugins.frameworks.contract import Framework
 from composer_plugins.frameworks.registry import OURS, frameworks
-from composer_plugins.objective.resolve import examine, is_readable, unreadable
+from composer_plugins.objective.files import one_config
+from composer_plugins.objective.resolve import examine, is_readable, surface, unreadable
 
 STYLES: dict[Severity, str] = {"error": "red", "warning": "yellow", "info": "cyan"}
 NOUNS: dict[Severity, tuple[str, str]] = {
@@ -84,6 +85,8 @@ def doctor(
 
     trl: the options of a YAML, by themselves; TRL has to be installed here.
 
+    The others: the options of a file, a script or the command line, by themselves.
+
     Exit status 1: an error was found; 2: there was nothing to examine.
     """
     if verl and framework not in (None, "verl"):
@@ -92,7 +95,7 @@ def doctor(
     if name is not None and name not in examinable():
         raise unreadable("--framework", name, examinable())
     config = command_line.read(given or (), name or "", script)
-    name = config.framework or framework_of(config.files or list(map(Path, config.overrides)))
+    name = config.framework or framework_of(config.files, config.overrides)
     known = examinable()[name]
     if not (config.files or config.overrides or known.is_hydra):
         suffixes = " ".join(known.suffixes)
@@ -121,16 +124,28 @@ def with_unknown(found: Examination, unknown: Sequence[Finding]) -> Examination:
     return Examination(found.against, (*unknown, *rest))
 
 
-def framework_of(files: Sequence[Path]) -> str:
+def framework_of(files: Sequence[Path], overrides: Sequence[str]) -> str:
     """The framework whose files have these suffixes."""
-    if not files:
+    if not (files or overrides):
         raise ConfigError("FILE", "nothing to examine is given", "give a config file, or --verl")
     for name, known in examinable().items():
-        if all(file.suffix in known.suffixes for file in files):
+        if files and all(file.suffix in known.suffixes for file in files):
             return name
     suffixes = ", ".join(f"{name}: {' '.join(f.suffixes)}" for name, f in examinable().items() if f.suffixes)
-    problem = f"the framework of {', '.join(map(str, files))} is not known by the suffix ({suffixes})"
-    raise ConfigError("FILE", problem, "set --framework, or --verl")
+    named = ", ".join(map(str, files or overrides))
+    problem = f"the framework of {named} is not known by the suffix ({suffixes})"
+    taking = [name for name in examinable() if overrides and not files and takes(name, overrides)]
+    remedy = f"set --framework {' or '.join(taking)}" if taking else "set --framework"
+    raise ConfigError("FILE", problem, f"{remedy}, or --verl" if "verl" in taking or not taking else remedy)
+
+
+def takes(framework: str, overrides: Sequence[str]) -> bool:
+    """Whether a framework has every one of these options."""
+    try:
+        adapter, table = surface(framework), one_config([], overrides)
+        return not [*adapter.unread(table)]
+    except ConfigError:  # the framework is not installed, or it has other tables
+        return False
 
 
 def as_data(framework: str, given: Given, found: Examination) -> dict[str, Any]:

@@ -26,9 +26,8 @@ def migrate(
         list[str] | None,
         typer.Argument(
             metavar="FILE|SCRIPT|KEY=VALUE",
-            help="The config to read: a YAML of TRL or verl, TOML files of PRIME-RL, or the script that "
-            "starts the training (run.sh, train.py). Options (key=value) replace those of the file, or stand "
-            "alone.",
+            help="The config to read: a YAML, TOML files of PRIME-RL, or the script that starts the training "
+            "(run.sh, train.py). Options (key=value) replace those of the file, or stand alone.",
         ),
     ] = None,
     to: Annotated[str, typer.Option("--to", help=f"The framework to write for: {FRAMEWORKS}.")] = "",

@@ -257,10 +257,14 @@ class Framework:
         return self.releases[first : self.releases.index(named.until) if named.until else None]
 
     def of_release(self, release: str) -> "Framework":
-        """This framework as one of `releases` is: its losses, and its options with the defaults there."""
+        """This framework as one of `releases` is: its losses, and its options with the defaults there.
+
+        An option of losses that another release alone has is none of this one.
+        """
         losses = tuple(one for one in self.losses if release in self.releases_of(one))
         own = {option.key: option for one in losses for option in one.own}
-        options = tuple(own.get(one.key, one) for one in self.options)
+        others = {option.key for one in self.losses for option in one.own} - {*own}
+        options = tuple(own.get(one.key, one) for one in self.options if one.key not in others)
         return replace(self, release=release, losses=losses, options=options)
 
     def row_of(self, **options: Any) -> str | None:

@@ -110,6 +110,13 @@ def _cispo(low: float, high: float) -> tuple[Option, ...]:
     )
 
 
+ANCHOR = Option(  # not before 0.4
+    key=Key.ANCHOR,
+    default="old",
+    objective="old",
+    conversion=Conversion(values={"old": "trainer", "rollout": "rollout engine"}),
+    only_with=(Key.POLICY, "cispo"),
+)
 TAUS = tuple(_option(f"sapo.{x}", y, Sets((x,), ("sapo",))) for x, y in (("tau_pos", 1.0), ("tau_neg", 1.05)))
 CLIP_COV = tuple(
     _option(f"clip_cov.{key}", default, Sets((name,), ("clip_cov",)))
@@ -140,7 +147,7 @@ LOSSES = (
     _policy("dual_clip", "grpo@skyrl", *CLIPS, CLIP_C, params={"dual_clip": 3.0}),
     _policy("gspo", "gspo_token@skyrl", *CLIPS),
     _policy("cispo", "cispo@skyrl<0.4", *_cispo(0.0, 5.0), until="0.4"),
-    _policy("cispo", "cispo@skyrl", *_cispo(1.0, 4.0), since="0.4"),
+    _policy("cispo", "cispo@skyrl", *_cispo(1.0, 4.0), ANCHOR, since="0.4"),
     _policy("rollout_is", "masked_is@skyrl", *CLIPS),
     _policy("clip_cov", "clip_cov@skyrl", *CLIPS, *CLIP_COV),
     _policy("kl_cov", "kl_cov@skyrl", *KL_COV),
@@ -179,13 +186,7 @@ WITH_TIS = (Key.TIS, None)
 ACTING = (
     Option(key=Key.POLICY, default="regular", effect=CHOICE),
     Option(key=Key.DPPO_TYPE, default="binary_tv", effect=CHOICE, only_with=(Key.POLICY, "dppo")),
-    Option(
-        key=Key.ANCHOR,
-        default="old",
-        objective="old",
-        conversion=Conversion(values={"old": "trainer", "rollout": "rollout engine"}),
-        only_with=(Key.POLICY, "cispo"),
-    ),
+    ANCHOR,
     Option(key=Key.ESTIMATOR, kind="advantage", default="grpo", effect=CHOICE),
     Option(
         key=Key.REDUCTION,
@@ -333,7 +334,7 @@ SKYRL = Framework(
     ),
     is_hydra=True,
     convention="composer_plugins.testing.conventions.sums:SKYRL",
-    registry="composer_plugins.adapters.skyrl_loss.upstream:policy_losses",
+    registry="composer_plugins.conformance.skyrl_claims.upstream:policy_losses",
     claims="composer_plugins.conformance.skyrl_claims.suite",
     migration="composer_plugins.adapters.skyrl_loss.migration",
 )

@@ -10,7 +10,14 @@ import yaml
 from composer_plugins.config import ABSENT, at, entry, unlikely
 from composer_plugins.errors import ConfigError, did_you_mean, near, unknown
 from composer_plugins.findings import Finding
-from composer_plugins.frameworks.contract import NOTHING, Framework, NamedLoss, Option, parameters_of
+from composer_plugins.frameworks.contract import (
+    NOTHING,
+    Framework,
+    NamedLoss,
+    Option,
+    parameters_of,
+    with_tables,
+)
 from composer_plugins.losses.choosing import Choice, choose, find_one
 from composer_plugins.losses.row import REQUIRED, Kind
 from composer_plugins.objective.files import inheriting
@@ -90,7 +97,8 @@ class ByTable:
 
     def not_known(self, key: str, table: Mapping[str, Any]) -> Finding:
         """What the doctor says of a key that is not understood."""
-        nearest = near(key, self.KNOWN, completes=False)
+        known = {one for leaf in self.KNOWN for one in with_tables(leaf)}  # a whole table may be misspelt
+        nearest = near(key, known, completes=False)
         remedy = did_you_mean(nearest) if nearest else "remove it, or find out what it does"
         problem = f"it is no option of {self.framework.title} that is known here"
         return Finding("warning", key, problem, remedy)

@@ -104,7 +104,8 @@ def of_shell(
         if OVERRIDE.match(one.words[0].text)
     ]
     problem = "this is not read, because it is not understood as bash"
-    unread += [Finding("warning", f"{path}:{line}", problem, "correct it") for line in wrong]
+    remedy = f"correct it; or, if bash takes it, {GIVE}"
+    unread += [Finding("warning", f"{path}:{line}", problem, remedy) for line in wrong]
     for one in found:
         for inner, following in scripts_run(one.words, path) if is_outer else ():
             text = inner.read_text(encoding="utf-8", errors="replace")

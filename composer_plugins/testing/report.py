@@ -9,8 +9,8 @@ Status = Literal["passed", "failed", "unsafe", "untraceable", "not applicable"]
 # What a law that does not hold says of a loss.
 FINDINGS: dict[Finding, str] = {
     "failed": "The numbers are wrong, or the loss cannot be used.",
-    "unsafe": "The numbers are right with ordinary inputs. They are not right, or there are none, with the "
-    "inputs or the option that the law names, such as NaN at a masked token.",
+    "unsafe": "With the inputs or the option that the law names, such as NaN at a masked token, the numbers "
+    "are wrong, or there are none. With ordinary inputs this law holds.",
     "untraceable": "The numbers are right. The loss cannot be traced, compiled or vectorised.",
 }
 

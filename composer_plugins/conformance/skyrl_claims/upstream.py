@@ -26,6 +26,12 @@ finally:
     vars(typing)["TypedDict"] = OWN
 
 
+def policy_losses() -> dict[str, Any]:
+    """SkyRL's registry of policy losses, those of others included."""
+    registry = ppo_utils.PolicyLossRegistry
+    return {name: registry.get(name) for name in registry.list_available()}
+
+
 def algorithm(options: Mapping[str, Any]) -> Any:
     """SkyRL's AlgorithmConfig with these options, by their keys from the root of its config."""
     config = ComposerAlgorithmConfig()

@@ -91,11 +91,26 @@ def test_cispo_has_other_defaults_before_0_4() -> None:
     assert [len(resolve("skyrl", unread, one).findings) for one in ("0.3.0", "0.4.0")] == [0, 1]
 
 
-@pytest.mark.parametrize(
-    "version, release", [("0.2.0", "0.3"), ("0.3.1", "0.3"), ("0.4.0", "0.4"), ("0.10.1", "0.4")]
-)
+@pytest.mark.parametrize("version, release", [("0.3.1", "0.3"), ("0.4.0", "0.4"), ("0.4", "0.4")])
 def test_the_release_of_a_version(version: str, release: str) -> None:
     assert release_of(version) == release
+
+
+@pytest.mark.parametrize("version", ["0.2.0", "0.10.1", "0.5", "4"])
+def test_a_version_that_is_not_known_is_an_error(version: str) -> None:
+    with pytest.raises(ConfigError, match=f"--version: SkyRL {version} is not known here; set one of 0.3, "):
+        resolve("skyrl", {}, version)
+
+
+def test_the_anchor_of_cispo_is_no_option_before_0_4() -> None:
+    anchored = nested({Key.POLICY: "cispo", Key.ANCHOR: "rollout"})
+    before, now = (resolve("skyrl", anchored, one) for one in ("0.3", "0.4"))
+    assert (before.unread, before.required().old) == ((Key.ANCHOR,), "trainer")
+    assert (now.unread, now.required().old) == ((), "rollout engine")
+    # An error about another option has the default of the release, too.
+    clip = nested({**OURS, NODE: {"policy": "grpo"}, f"{ALGORITHM}.cispo.cispo_eps_clip_high": 4.0})
+    (wrong,) = resolve("skyrl", clip, "0.3").errors
+    assert "leave it at SkyRL's default, 5.0" in wrong.remedy
 
 
 def test_whose_log_probabilities_a_loss_is_given() -> None:
@@ -212,6 +227,11 @@ FOUND: list[tuple[dict[str, Any], str, str]] = [
     ({Key.POLICY: "clip_cov", Key.TIS: "token"}, "error", "does not correct for the rollout engine"),
     ({Key.POLICY: "cispo", Key.ASYNC: True}, "error", "which is not kept then"),
     ({**OURS, Key.POLICY: "composer/ppo", Key.ASYNC: True}, "error", "which is not kept then"),
+    ({Key.POLICY: "cispo", Key.ANCHOR: "rollout", Key.TIS: "token"}, "error", "SkyRL refuses both"),
+    ({NODE: {"policy": "cispo"}}, "warning", "it has no effect, because"),
+    ({**OURS, NODE: {"policy": "gspo", "advantage": "rloo"}}, "warning", f"set {Key.ESTIMATOR}=composer, or"),
+    ({**OURS, NODE: {"policy": "gspo", "on_bad_reward": "zero"}}, "warning", "which is not ours"),
+    ({**OURS, NODE: {"policy": "gspo"}, Key.ESTIMATOR: "gae"}, "error", "differ within a sequence"),
     ({Key.POLICY: "dppo", Key.LOGPROBS: None}, "error", "compares with the rollout policy"),
     ({Key.ESTIMATOR: "gae", Key.STEP_WISE: True}, "error", "has an advantage for each token"),
     ({**OURS, Key.ESTIMATOR: "composer/reinforce_pp", Key.STEP_WISE: True}, "error", "an advantage for each"),
@@ -247,6 +267,9 @@ def test_the_doctor_finds(options: dict[str, Any], severity: str, text: str) -> 
         {Key.POLICY: "dual_clip", f"{ALGORITHM}.clip_ratio_c": 10.0},
         {Key.POLICY: "sapo", Key.REDUCTION: "sequence_mean"},
         {Key.POLICY: "rollout_is", Key.ASYNC: True},
+        {Key.POLICY: "cispo", Key.ANCHOR: "rollout", Key.ASYNC: True},
+        {Key.ESTIMATOR: "composer", Key.ENTRYPOINT: skyrl.ENTRYPOINT, NODE: {"advantage": "rloo"}},
+        {Key.ESTIMATOR: "gae"},
         {**OURS, NODE: {"policy": "cispo"}},
         {Key.REDUCTION: "prompt_mean"},
         {Key.USE_ENTROPY: True},
@@ -254,6 +277,13 @@ def test_the_doctor_finds(options: dict[str, Any], severity: str, text: str) -> 
 )
 def test_the_doctor_finds_nothing_in_what_is_right(options: dict[str, Any]) -> None:
     assert resolve("skyrl", nested({Key.POLICY: "regular"} | options), "0.4").findings == []
+
+
+def test_a_misspelt_table_and_options_without_a_framework_are_named() -> None:
+    code, said = doctor("trainer.algoritm.policy_loss_type=gspo", f"{Key.REDUCTION}=sequence_mean")
+    assert code == 0 and "trainer.algoritm it is no option" in said and "'trainer.algorithm'" in said
+    done = CliRunner().invoke(app, ["doctor", f"{Key.POLICY}=gspo"])
+    assert str(done.exception).endswith("set --framework skyrl")
 
 
 def script(path: Path, *lines: str) -> str:
