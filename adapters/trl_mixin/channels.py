@@ -35,6 +35,7 @@ from composer_plugins.kernels.preference import sequence_logprobs
 from composer_plugins.kernels.types import Metric
 from composer_plugins.losses.calling import call
 from composer_plugins.losses.choosing import Choice
+from composer_plugins.losses.inputs import OF_SIDE
 
 SIDES = (CHOSEN, REJECTED)
 PARTS = ("ids", "attention", "mask")  # of the tensors of a side
@@ -364,15 +365,24 @@ class ReplayChannel(Channel):
                 batch[name] = rows
 
     def loss(self, trainer: GRPOTrainer, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """The sum over rows of weight * loss, divided by the number of rows."""
+        """The sum over rows of weight * loss, divided by the number of rows.
+
+        A side that the loss needs no input of gets no forward pass: "sft" needs `chosen_nll` alone.
+        """
         has_pair = inputs["replay_weight"] > 0
         used = has_pair.clone()
         used[0] |= ~has_pair.any()  # every rank runs the same forward passes
         batch = {name: tensor[used] for name, tensor in inputs.items() if name.startswith("replay_")}
+        needs = self.choice.loss.needs
         tensors = {f"ref_{side}": batch[f"replay_ref_{side}"] for side in SIDES if self.needs_reference}
-        for side in SIDES:
+        for side, inputs_of_side in OF_SIDE.items():
+            if inputs_of_side.isdisjoint(needs):
+                continue
             parts = tuple(batch[f"replay_{side}_{part}"] for part in PARTS)
-            tensors[side] = self._scores(trainer, model, parts, len(has_pair))
+            scores = tensors[side] = self._scores(trainer, model, parts, len(has_pair))
+            if side == CHOSEN:
+                tensors["chosen_nll"] = -(scores if self.choice.average else scores / parts[-1].sum(1))
+        tensors = {name: tensor for name, tensor in tensors.items() if name in needs}
         pair = self.call(tensors)
         reduced = (batch["replay_weight"] * pair.loss).sum() / len(has_pair)
         metrics = {name: Metric(m.value, m.where & has_pair[used]) for name, m in pair.metrics.items()}

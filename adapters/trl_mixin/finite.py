@@ -14,7 +14,8 @@ WEIGHTS = "look for weights that are not finite in the {} of this run"
 
 # By the input of a loss that is not finite, what to look at.
 REMEDIES = {
-    **dict.fromkeys(("logprobs", "student_logprobs", "old_logprobs", "chosen", "rejected"), POLICY),
+    **dict.fromkeys(("logprobs", "student_logprobs", "old_logprobs"), POLICY),
+    **dict.fromkeys(("chosen", "rejected", "chosen_nll"), POLICY),
     "teacher_logprobs": WEIGHTS.format("teacher"),
     **dict.fromkeys(("ref_chosen", "ref_rejected"), WEIGHTS.format("reference, its initial policy,")),
     "advantages": "look at the rewards of this batch",

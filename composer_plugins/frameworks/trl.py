@@ -241,7 +241,7 @@ INSTEAD: dict[str, dict[str, str]] = {
         IN_REPLAY.format("alpha"): "f_alpha_divergence_coef",
         IN_REPLAY.format("tau of discopop"): "discopop_tau",
         "remove it: replay_loss is one loss": "loss_weights",
-        "remove it: only the losses cpo and cpo_simpo add a likelihood, by nll_weight": "rpo_alpha",
+        "set replay_loss='rpo', and nll_weight in replay_params": "rpo_alpha",
         "remove it; the column n_teachers_agreeing has the weights of pairs": "use_weighting",
         "remove it: the replay loss scores whole completions": "ld_alpha",
         "set replay_loss='simpo', which needs no reference": "reference_free",
@@ -444,7 +444,7 @@ TRL = Framework(
             {"student_logits", "teacher_logits", "student_logprobs", "teacher_logprobs", "old_logprobs"}
             | {"mask"}
         ),
-        "preference": frozenset({"chosen", "rejected", "ref_chosen", "ref_rejected"}),
+        "preference": frozenset({"chosen", "rejected", "ref_chosen", "ref_rejected", "chosen_nll"}),
     },
     partial_batch=dict.fromkeys(("policy", "preference"), "TRL cuts the batch into micro-batches"),
     not_carried=NOT_CARRIED,

@@ -427,7 +427,7 @@ VERL = Framework(
             {"student_logits", "teacher_logits", "student_logprobs", "teacher_logprobs", "mask"}
             | {"teacher_topk_logprobs", "teacher_topk_ids", "old_logprobs"}
         ),
-        "preference": frozenset({"chosen", "rejected", "ref_chosen", "ref_rejected"}),
+        "preference": frozenset({"chosen", "rejected", "ref_chosen", "ref_rejected", "chosen_nll"}),
     },
     partial_batch={
         "policy": "verl cuts the batch into micro-batches",

@@ -113,3 +113,10 @@ INPUTS: dict[str, Input] = {
     "logits": Input(VOCAB, "unnormalised, of the policy; carries the gradient"),
     "token_loss": Input(TOKENS, "the loss per token that a kernel returned"),
 }
+
+# By side of a pair, the inputs that are computed from the policy's log-probabilities of this completion. A
+# loss that needs none of a side's inputs, as "sft" of the rejected side's, needs no forward pass of it.
+OF_SIDE: dict[str, frozenset[str]] = {
+    "chosen": frozenset({"chosen", "chosen_nll"}),
+    "rejected": frozenset({"rejected"}),
+}

@@ -289,7 +289,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "two options that are not JSON": {"policy_params": "{", "hint_params": "["},
     "four options that do not go together": {
-        **{"policy": "grpo", "replay_weight": 1.0, "replay_loss": "orpo", "loss_type": "cispo"},
+        **{"policy": "grpo", "replay_weight": 1.0, "replay_loss": "tpo", "loss_type": "cispo"},
         **{"importance_sampling_level": "sequence", "remove_unused_columns": True},
     },
     "two options beside a cap": {"policy": "cispo@trl", "epsilon": 0.1, "delta": 3.0},

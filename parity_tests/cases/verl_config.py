@@ -160,7 +160,7 @@ def of_tensor(logprobs: Any, advantages: Any, mask: Any) -> Any:
     return -logprobs * advantages
 
 
-def of_nll(chosen: Any, rejected: Any, chosen_nll: Any) -> Any:
+def of_gold_nll(chosen: Any, rejected: Any, gold_nll: Any) -> Any:
     """A preference loss that asks for an input that verl does not provide."""
 
 
@@ -175,7 +175,7 @@ def of_rollouts(logprobs: Any, rollout_logprobs: Any, advantages: Any, mask: Any
     return TokenLoss(-logprobs * advantages, {})
 
 
-OF_ENTROPIES, OF_NLL = f"{__name__}:of_entropies", f"{__name__}:of_nll"
+OF_ENTROPIES, OF_GOLD_NLL = f"{__name__}:of_entropies", f"{__name__}:of_gold_nll"
 OF_LOGITS, OF_ROLLOUTS = f"{__name__}:of_logits", f"{__name__}:of_rollouts"
 
 MISTAKES: dict[str, Changes] = {
@@ -301,7 +301,7 @@ MISTAKES: dict[str, Changes] = {
     "a start of t above 1": TAID | node(hint_t_start=1.5),
     "pairs of one side only": SYNC | node(replay_weight=1.0, replay_loss="kto"),
     "a preference loss of an input that verl does not have": (
-        SYNC | node(replay_weight=1.0, replay_loss=OF_NLL)
+        SYNC | node(replay_weight=1.0, replay_loss=OF_GOLD_NLL)
     ),
     "a preference loss that sorts the batch": SYNC | node(replay_weight=1.0, replay_loss="aot"),
     "a negative weight of the replay": SYNC | node(replay_weight=-1.0),

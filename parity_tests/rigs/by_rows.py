@@ -7,12 +7,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from composer_plugins.kernels import preference
 from composer_plugins.kernels.divergences import jsd
-from composer_plugins.kernels.preference import cal_dpo, dpo, simper, simpo
 from parity_tests.rigs import tiny
 
-WITHOUT_REFERENCE: dict[str, Any] = {"simpo": simpo, "simper": simper}  # of averages over tokens
-WITH_REFERENCE: dict[str, Any] = {"dpo": dpo, "cal_dpo": cal_dpo}  # of sums, with beta 0.3
+# Each preference loss as a function of the log-probabilities per token (chosen, rejected) of the policy,
+# then of the reference: which inputs it takes, summed or averaged.
+REPLAY: dict[str, Any] = {
+    "dpo": lambda c, r, c0, r0: preference.dpo(*sums(c, r, c0, r0), beta=0.3),
+    "cal_dpo": lambda c, r, c0, r0: preference.cal_dpo(*sums(c, r, c0, r0), beta=0.3),
+    "rpo": lambda c, r, c0, r0: preference.rpo(*sums(c, r, c0, r0), -c.mean()[None], beta=0.3),
+    "simpo": lambda c, r, *_: preference.simpo(*means(c, r), beta=0.3),
+    "simper": lambda c, r, *_: preference.simper(*means(c, r)),
+    "cpo_simpo": lambda c, r, *_: preference.cpo_simpo(*means(c, r), -c.mean()[None], beta=0.3),
+    "orpo": lambda c, r, *_: preference.orpo(*means(c, r), -c.mean()[None], beta=0.3),
+    "cpo": lambda c, r, *_: preference.cpo(*sums(c, r), -c.mean()[None], beta=0.3),
+    "sft": lambda c, *_: preference.sft(-c.mean()[None]),
+}
+WITHOUT_BETA = {"simper", "sft"}
+
+
+def sums(*logprobs: Tensor) -> tuple[Tensor, ...]:
+    """The score [1] of each completion of a loss on summed log-probabilities."""
+    return tuple(one.sum()[None] for one in logprobs)
+
+
+def means(*logprobs: Tensor) -> tuple[Tensor, ...]:
+    """The score [1] of each completion of a loss on averaged log-probabilities."""
+    return tuple(one.mean()[None] for one in logprobs)
 
 
 def _unpadded(inputs: dict[str, Any], row: int, name: str) -> Tensor:
@@ -79,12 +101,9 @@ def replay(made: Any, base: Any, loss: str) -> tuple[Tensor, dict[str, float]]:
             answers = row["chosen"][pick], row["rejected"][pick]
             temperature = made.args.replay_temperature
             mine = [_score(made.model, row["prompt"], one, temperature) for one in answers]
-            if loss in WITHOUT_REFERENCE:
-                pair = WITHOUT_REFERENCE[loss](*(score.mean()[None] for score in mine))
-            else:
-                with torch.no_grad():
-                    ref = [_score(base, row["prompt"], one, temperature).sum()[None] for one in answers]
-                pair = WITH_REFERENCE[loss](*(score.sum()[None] for score in mine), *ref, beta=0.3)
+            with torch.no_grad():
+                theirs = [_score(base, row["prompt"], one, temperature) for one in answers]
+            pair = REPLAY[loss](*mine, *theirs)
             total = total + row["n_teachers_agreeing"][pick] * pair.loss[0]
             for name, metric in pair.metrics.items():
                 metrics[name].append(float(metric.value[0]))

@@ -54,9 +54,10 @@ SIZE = "the policy channel, step 1: its metric 'size' is inf, and all its inputs
         ({"replay_weight": 1.0}, reference, NAN.format("replay", "ref_chosen", ".* the reference")),
         ({"policy": "grpo"}, policy, NAN.format("policy", "logprobs", POLICY)),
         (SIMPO, policy, NAN.format("replay", "chosen", POLICY)),
+        (SIMPO | {"replay_loss": "sft"}, policy, NAN.format("replay", "chosen_nll", POLICY)),
         ({"policy": f"{__name__}:overflowing"}, None, SIZE),
     ],
-    ids=("hint", "hint from logits", "hint, sampled token", "reference", "policy", "simpo", "metric"),
+    ids=("hint", "hint from logits", "hint, sampled token", "reference", "policy", "simpo", "sft", "metric"),
 )
 def test_a_run_ends_with_channel_step_and_input(options: dict[str, Any], poisoned: Any, message: str) -> None:
     made = tiny.trainer(**options)

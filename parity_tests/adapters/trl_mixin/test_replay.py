@@ -16,12 +16,12 @@ REPLAY_ONLY = {"policy_weight": 0.0, "replay_weight": 1.0, "dtype": torch.float6
 
 
 @pytest.mark.parametrize("temperature", [{}, {"replay_temperature": 1.3}], ids=["1", "1.3"])
-@pytest.mark.parametrize("loss", [*by_rows.WITH_REFERENCE, *by_rows.WITHOUT_REFERENCE])
+@pytest.mark.parametrize("loss", by_rows.REPLAY)
 def test_replay_loss_and_gradient_equal_a_loop_over_rows(loss: str, temperature: dict[str, float]) -> None:
     """And metrics; at replay_temperature, which is not the sampling temperature."""
     policy = tiny.model(torch.float64)
     initial = copy.deepcopy(policy).eval()
-    params = {"beta": 0.3} if loss in by_rows.WITH_REFERENCE else {}
+    params = {} if loss in by_rows.WITHOUT_BETA else {"beta": 0.3}
     options = {"replay_loss": loss, "replay_params": params, **temperature}
     made = tiny.trainer(policy_model=policy, **REPLAY_ONLY, **options, max_steps=3, temperature=0.7)
     made.train()  # so that the policy is no longer the reference
@@ -56,6 +56,16 @@ def test_each_distinct_completion_is_scored_once() -> None:
     made.args.per_device_train_batch_size = 6  # the reference sees at most this many rows at a time
     scored = rows_seen(reference, lambda: made._replay.tensors(made, rows))
     assert scored == [6, 2, 6, 2]  # one placeholder stands for all rows without a pair
+
+
+@pytest.mark.parametrize(
+    ("loss", "sides", "asks_reference"), [("sft", 1, False), ("orpo", 2, False), ("rpo", 2, True)]
+)
+def test_only_completions_that_the_loss_needs_are_scored(loss: str, sides: int, asks_reference: bool) -> None:
+    made = tiny.trainer(**REPLAY_ONLY, replay_loss=loss)
+    inputs = tiny.batch(made)
+    assert rows_seen(made.model, lambda: made._replay.loss(made, made.model, inputs)) == [7] * sides
+    assert (made._replay.reference is not None) == asks_reference
 
 
 def test_a_micro_batch_without_a_pair_still_has_its_forward_passes() -> None:

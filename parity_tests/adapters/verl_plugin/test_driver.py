@@ -27,6 +27,7 @@ TOP = {"hint_weight": 0.5, "hint_divergence": "jsd", "hint_top_k": 4, "hint_teac
 HINTS = ["It is 0.", None, "It is 2.", "It is 3."]  # of prompt 0, 1 ...
 PAIRS = [("0", "no"), (None, None), (["2", "two"], ["?", "!"]), ("3", "4")]
 AGREEING = [1.0, None, [3.0, 0.0], 2.0]
+SIDES = ("chosen", "rejected")
 Make = Callable[[dict[str, Any]], Any]
 
 
@@ -178,29 +179,42 @@ def test_a_batch_without_a_hint_asks_nobody(make: Make) -> None:
     assert not any(len(row) for row in written(queue, TOP_IDS))
 
 
-@pytest.mark.parametrize("name", ["dpo", "ipo", "simpo"])
+@pytest.mark.parametrize("name", ["dpo", "ipo", "simpo", "orpo", "rpo", "sft"])
 def test_each_prompts_pairs_are_replayed_once_with_the_slope_of_their_loss(make: Make, name: str) -> None:
     one, queue, batch = make({"replay_weight": 1.0, "replay_loss": name})
     metrics: dict[str, Any] = {}
     found = replay.replayed_rows(one, batch, metrics)
-    assert metrics["actor/composer/replay/pairs"] == 4 and len(found) == 8  # four pairs of three prompts
+    assert metrics["actor/composer/replay/pairs"] == 4  # of three prompts
     texts = [one.tokenizer.decode(r.sequence.response) for r in found]
     ends = "<|im_end|>\n"
-    assert texts == [s + ends for s in ("0", "2", "two", "3", "no", "?", "!", "4")]
-    choice = one.channels.replay
+    rejected = () if name == "sft" else ("no", "?", "!", "4")
+    assert texts == [s + ends for s in ("0", "2", "two", "3", *rejected)]
+    choice, needs = one.channels.replay, one.channels.replay.loss.needs
+    lengths = torch.tensor([len(row.sequence.response) for row in found]).split(4)
 
-    def scores(model: Any) -> tuple[Tensor, ...]:
-        of_tokens = [model.of(*row.sequence) for row in found]
-        return torch.stack([x.mean() if choice.average else x.sum() for x in of_tokens]).chunk(2)
+    def inputs(model: Any, prefix: str = "") -> dict[str, Tensor]:
+        sums = torch.stack([model.of(*row.sequence).sum() for row in found]).split(4)
+        averages = [total / n for total, n in zip(sums, lengths, strict=True)]
+        scores = zip(SIDES, averages if choice.average else sums, strict=False)
+        return {prefix + side: x for side, x in scores} | {"chosen_nll": -averages[0]}
 
-    leaves = [half.requires_grad_() for half in scores(one.actor_rollout_wg)]
-    given = [*leaves, *scores(one.ref_policy_wg)] if "ref_chosen" in choice.loss.needs else leaves
+    given = inputs(one.ref_policy_wg, "ref_") | inputs(one.actor_rollout_wg)
+    leaves = {need: given[need].requires_grad_() for need in needs if not need.startswith("ref_")}
     weights = torch.tensor([1.0, 3.0, 0.0, 2.0], dtype=torch.float64)
-    slopes = torch.cat(torch.autograd.grad((weights * getattr(preference, name)(*given).loss).mean(), leaves))
-    for row, slope in zip(found, slopes, strict=True):
-        n = len(row.sequence.response)
-        wanted = (slope / n if choice.average else slope).expand(n)
+    loss = (weights * getattr(preference, name)(*(given[need] for need in needs)).loss).mean()
+    slopes = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+    per_token = [slopes.get(side, torch.zeros(4)) for side in SIDES]  # of a sum
+    if choice.average:
+        per_token = [slope / n for slope, n in zip(per_token, lengths, strict=True)]
+    if "chosen_nll" in slopes:
+        per_token[0] = per_token[0] - slopes["chosen_nll"] / lengths[0]
+    for row, slope in zip(found, torch.cat(per_token[: len(lengths)]), strict=True):
+        wanted = slope.expand(len(row.sequence.response))
         assert_parity(row.coefficients, wanted, terms=64, dtype=torch.float32)
+    assert metrics["actor/composer/replay/loss"] == pytest.approx(loss.item(), rel=1e-6)
+    # One call to the policy for all completions, and one to the reference if the loss needs it.
+    asked = [len(model.asked) for model in (one.actor_rollout_wg, one.ref_policy_wg)]
+    assert asked == [1, "ref_chosen" in needs]
 
 
 def test_replayed_rows_stand_beside_the_batch_and_count_nowhere_but_by_their_coefficients(make: Make) -> None:
