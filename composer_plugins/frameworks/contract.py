@@ -4,7 +4,7 @@ Everything that needs such a fact reads it here: an adapter, the doctor, `migrat
 the pages. "Option X of framework U is parameter Y of loss L" is an `Option` with a `Sets`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -221,13 +221,13 @@ class Framework:
             return False
         if loss.kind not in self.provides or (loss.kind, loss.name) in self.refuses:
             return False
-        return not (self.missing(loss) or self._penalties(loss, loss.defaults))
+        return not (self.missing(loss) or self._penalties(loss, loss.defaults.__getitem__))
 
-    def _penalties(self, loss: Loss, values: Mapping[str, Any]) -> list[str]:
+    def _penalties(self, loss: Loss, value_of: Callable[[str], Any]) -> list[str]:
         """The parameters of a policy loss that weigh a term that would not be divided here."""
         if not self.divides_advantages or loss.kind != "policy":
             return []
-        return [name for name, one in loss.parameters.items() if one.weighs_a_penalty and values[name] != 0]
+        return [name for name, one in loss.parameters.items() if one.weighs_a_penalty and value_of(name) != 0]
 
     def require(self, choice: Choice) -> None:
         """Raise ConfigError, at the option that names the loss, unless this framework can run it."""
@@ -246,7 +246,7 @@ class Framework:
             available = ", ".join(sorted(self.provides.get(loss.kind, frozenset()))) or "none"
             problem = f"{choice.name!r} needs {', '.join(missing)}, which {self.name} does not provide"
             raise ConfigError(choice.option, f"{problem} (inputs here: {available})", remedy)
-        if penalties := self._penalties(loss, {name: choice.value(name) for name in loss.parameters}):
+        if penalties := self._penalties(loss, choice.value):
             problem = f"{choice.name!r} has a term without the advantages, and {self.divides_advantages}"
             off = " and ".join(f"{name}=0" for name in penalties)
             raise ConfigError(choice.option, problem, f"switch the term off ({off}), or {remedy}")
