@@ -1,6 +1,6 @@
 """The options of `loss_fn` parsed and checked, and what of them Tinker cannot run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import Field
@@ -56,13 +56,10 @@ def parse(given: Mapping[str, Any]) -> Parsed:
         elif name not in KNOWN:
             found.add(unknown_option(name, KNOWN, given.get("policy"), TINKER))
     rest = {name: x for name, x in given.items() if name in KNOWN}
+    rest = _sound(rest, [name for name in given if name not in Options.model_fields])
     with found.collected():
         _parsed(rest)
-    if found:  # without the options of each channel that has an error, so that the others are examined too
-        heads = {one.key.partition(".")[0] for one in found}
-        wrong = {name.partition("_")[0] for head in heads for name in (head, *near(head, KNOWN))}
-        unsure = {"policy_weight", *(("max_length",) if "policy" in wrong else ())}
-        rest = {k: x for k, x in rest.items() if k.partition("_")[0] not in wrong and k not in unsure}
+    rest = _sound(rest, [one.key.partition(".")[0] for one in found])
     options = _parsed(rest)
     channels, more = chosen(TINKER, options, rest)
     found += more
@@ -73,6 +70,17 @@ def parse(given: Mapping[str, Any]) -> Parsed:
         found += _result(choice)
     enforce([*found, *unlikely(channels.policy), *scaled_hint(options, channels.policy)])
     return Parsed(options, channels, mode, ENTRIES | options.entries)
+
+
+def _sound(given: Mapping[str, Any], wrong: Sequence[str]) -> dict[str, Any]:
+    """The options without those that one of the wrong keys bears on, so that the others are examined too."""
+    groups = {name.partition("_")[0] for key in wrong for name in (key, *near(key, KNOWN))}
+    kept = {name: x for name, x in given.items() if name.partition("_")[0] not in groups}
+    if groups and kept.get("policy_weight") == 0:  # the weight of another channel may be the wrong option
+        del kept["policy_weight"]
+    if "policy" in groups:
+        kept.pop("max_length", None)
+    return kept
 
 
 def _parsed(given: Mapping[str, Any]) -> Options:

@@ -101,6 +101,24 @@ def test_each_wrong_option_is_named_once(options: Sequence[dict[str, Any]]) -> N
     assert {*str(error.value).splitlines()} == alone
 
 
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [
+        ({"policy_weight": 0.0, "hint_weight": -1.0}, {"hint_weight"}),
+        ({"policy_weight": 0.0, "hint_wight": 1.0}, {"hint_wight"}),
+        ({"policy": "dr_grpoo", "max_length": 8.0}, {"policy"}),
+        ({"polcy": "opd", "policy_params": {"kl_coef": 1.0}}, {"polcy"}),
+        ({"hint_teacher": "ema", "hint_weight": -1.0}, {"hint_teacher", "hint_weight"}),
+        ({"learning_rate": 1.0, "policy_weight": -1.0}, {"learning_rate", "policy_weight"}),
+    ],
+    ids=str,
+)
+def test_what_follows_from_a_wrong_option_is_not_named(options: dict[str, Any], keys: set[str]) -> None:
+    with pytest.raises(ComposerError) as error:
+        loss_fn(**options)
+    assert {one.partition(":")[0] for one in str(error.value).splitlines()} == keys
+
+
 KNOWN = (
     "known: calls_per_step, denominator, entries, hint_divergence, hint_estimator, hint_params, hint_weight, "
 )
@@ -146,6 +164,9 @@ def test_a_traced_loss_has_no_calls() -> None:
 def test_data_of_a_traced_loss_are_checked() -> None:
     with pytest.raises(ComposerError, match="data: it is empty"):
         custom_loss("cispo").data([])
+    data, _ = batch()
+    with pytest.warns(ComposerWarning, match="mask: the entry 'mask' is 0 at every target"):
+        custom_loss("cispo").data([changed(data[0], mask=torch.zeros(5))])
 
 
 def test_an_unlikely_parameter_is_a_warning() -> None:
