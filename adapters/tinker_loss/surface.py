@@ -16,7 +16,7 @@ from composer_plugins.losses.calling import call
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import MODES, of_kind
-from composer_plugins.objective.channels import Channels, chosen
+from composer_plugins.objective.channels import Channels, chosen, decided_elsewhere
 from composer_plugins.objective.objective import NORM
 
 BY_PROMPT = "prompt-mean"
@@ -52,7 +52,7 @@ def parse(given: Mapping[str, Any]) -> Parsed:
     for name in given:
         of_policy = policy is not None and (name in policy.parameters or what_to_set(policy, name))
         if name in DECIDED_ELSEWHERE and not of_policy:
-            found.append(Finding("error", name, *DECIDED_ELSEWHERE[name]))
+            found += decided_elsewhere([name], DECIDED_ELSEWHERE)
         elif name not in KNOWN:
             found.add(unknown_option(name, KNOWN, given.get("policy"), TINKER))
     rest = {name: x for name, x in given.items() if name in KNOWN}
