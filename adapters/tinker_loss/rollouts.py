@@ -11,6 +11,7 @@ import torch
 
 from composer_plugins.adapters.tinker_loss.upstream import (
     TARGETS,
+    as_list,
     check_data,
     entry,
     finite,
@@ -46,6 +47,7 @@ def add_advantages(
     choice = choose("advantage", advantage, params, option="advantage")
     TINKER.require(choice)
     check_data(data)
+    rewards, groups = as_list("rewards", rewards), as_list("groups", groups)
     masks = [read_mask(data, row, mask) for row in range(len(data))]
     if not len(data) == len(rewards) == len(groups):
         problem = f"there are {len(data)} data, {len(rewards)} rewards and {len(groups)} groups"
@@ -76,6 +78,8 @@ def add_teacher_logprobs(
     None is a datum without a hint, which the hint then does not train. The completion is everything from the
     first target in the mask on.
     """
+    check_data(data)
+    prompts = as_list("prompts", prompts)
     if len(prompts) != len(data):
         problem = f"there are {len(prompts)}, and {len(data)} data"
         raise DataError("prompts", problem, "pass one prompt for each datum, or None")
@@ -91,6 +95,7 @@ def add_teacher_logprobs(
 def add_ref_logprobs(data: Sequence[Any], reference: Any, *, mask: str = MASK) -> list[Any]:
     """Add `ref_logprobs`, the log-probabilities of the completions under a SamplingClient, as DPO needs."""
     # The input that predicts target t is token t, so the prompt is one token longer than `_start`.
+    check_data(data)
     starts = [_start(data, row, mask) for row in range(len(data))]
     seen = [_tokens(f"data[{row}].model_input", one.model_input) for row, one in enumerate(data)]
     prompts = [one[: start + 1] for one, start in zip(seen, starts, strict=True)]
@@ -108,7 +113,10 @@ def mark_pairs(
     `weights` has a factor of at least 0 for each pair. Pass all pairs of a call to one `mark_pairs`: it
     numbers them.
     """
-    weights = [1.0] * len(chosen) if weights is None else weights
+    chosen, rejected = as_list("chosen", chosen), as_list("rejected", rejected)
+    for side in filter(None, (chosen, rejected)):
+        check_data(side)
+    weights = [1.0] * len(chosen) if weights is None else as_list("weights", weights)
     if not len(chosen) == len(rejected) == len(weights):
         problem = f"there are {len(chosen)}, {len(rejected)} rejected and {len(weights)} weights"
         raise DataError("chosen", problem, "pass as many of each")
@@ -161,7 +169,6 @@ def _scored(
         problem = f"it is of type {type(client).__name__}, which has no compute_logprobs"
         remedy = "pass a SamplingClient: service_client.create_sampling_client(base_model=...)"
         raise DataError(name, problem, remedy)
-    check_data(data)
     targets = [entry(data, row, TARGETS, "").tolist() for row in range(len(data))]
     starts = [_start(data, row, key) for row in range(len(data))]
     futures: dict[tuple[int, ...], Any] = {}  # a group often has the same completion several times

@@ -16,6 +16,7 @@ from composer_plugins.errors import DataError
 from composer_plugins.losses.inputs import largest_logprob
 
 TARGETS = "target_tokens"
+FROM_TARGETS = "add the tokens that the log-probabilities are of"
 Call = Callable[[Sequence[Any], Sequence[Tensor]], tuple[Tensor, dict[str, float]]]
 
 
@@ -30,6 +31,14 @@ def check_data(data: Any) -> None:
         if not isinstance(getattr(one, "loss_fn_inputs", None), Mapping):
             problem = f"it is of type {type(one).__name__}, which has no loss_fn_inputs"
             raise DataError(f"data[{row}]", problem, remedy)
+
+
+def as_list(name: str, x: Any) -> list[Any]:
+    """What a user gives for each datum, a list or a tensor; DataError at `name` for a single thing."""
+    try:
+        return [*x]
+    except TypeError:
+        raise DataError(name, f"it is of type {type(x).__name__}", "pass a list") from None
 
 
 def entry(data: Sequence[Any], row: int, key: str, remedy: str) -> Tensor:
@@ -61,7 +70,7 @@ def read_mask(data: Sequence[Any], row: int, key: str) -> Tensor:
     if wrong.numel():
         problem = f"it holds {float(wrong[0]):g}, and a mask holds 0 and 1"
         raise DataError(place(row, key), problem, "put weights of tokens into the advantages")
-    targets = entry(data, row, TARGETS, "add the tokens that the log-probabilities are of")
+    targets = entry(data, row, TARGETS, FROM_TARGETS)
     if targets.dim() != 1:
         problem = f"its shape is {list(targets.shape)}"
         raise DataError(place(row, TARGETS), problem, "use one target per position: [tokens]")
@@ -168,6 +177,9 @@ def inputs_apart(data: Sequence[Any], loss: Call) -> tuple[list[Any], Call]:
 
     For an SDK that rejects other entries, as 0.18.2: `forward_backward_custom(*inputs_apart(data, loss))`.
     """
+    check_data(data)
+    for row in range(len(data)):
+        entry(data, row, TARGETS, FROM_TARGETS)
     bare = [
         type(one)(model_input=one.model_input, loss_fn_inputs={TARGETS: one.loss_fn_inputs[TARGETS]})
         for one in data

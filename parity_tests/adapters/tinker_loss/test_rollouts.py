@@ -10,6 +10,9 @@ from composer_plugins.adapters.tinker_loss import (
     add_advantages,
     add_ref_logprobs,
     add_teacher_logprobs,
+    custom_loss,
+    inputs_apart,
+    loss_fn,
     mark_pairs,
 )
 from composer_plugins.errors import ComposerError
@@ -78,8 +81,52 @@ def test_a_wrong_reward_or_group_is_named(rewards: Any, groups: Any, message: st
 
 
 def test_no_data_are_refused() -> None:
-    for function in (lambda: add_advantages([], [], []), lambda: add_ref_logprobs([], Sampler())):
+    for function in (
+        lambda: add_advantages([], [], []),
+        lambda: add_ref_logprobs([], Sampler()),
+        lambda: add_teacher_logprobs([], Sampler(), []),
+        lambda: inputs_apart([], loss_fn()),
+    ):
         with pytest.raises(ComposerError, match="data: it is empty; pass at least one Datum"):
+            function()
+    assert mark_pairs([], []) == []
+
+
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "add_advantages": lambda data: add_advantages(data, [1.0], [0]),
+    "add_teacher_logprobs": lambda data: add_teacher_logprobs(data, Sampler(), [[1]]),
+    "add_ref_logprobs": lambda data: add_ref_logprobs(data, Sampler()),
+    "mark_pairs": lambda data: mark_pairs(data, data),
+    "inputs_apart": lambda data: inputs_apart(data, loss_fn()),
+    "count": loss_fn().count,
+    "custom_loss": custom_loss().data,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_wrong_data_are_named_by_every_function(name: str) -> None:
+    datum = batch()[0][0]
+    for data, message in (
+        (datum, "it is of type Datum; pass a list"),
+        ([{"mask": [1]}], r"data\[0\]: it is of type dict, which has no loss_fn_inputs"),
+        (None, "it is of type NoneType; pass a list"),
+    ):
+        with pytest.raises(ComposerError, match=message):
+            FUNCTIONS[name](data)
+    if name != "mark_pairs":
+        with pytest.raises(ComposerError, match=r"data\[0\].loss_fn_inputs\['target_tokens'\]: it is absent"):
+            FUNCTIONS[name]([without(datum, "target_tokens")])
+
+
+def test_a_single_thing_is_no_list() -> None:
+    data = batch()[0]
+    for name, function in (
+        ("rewards", lambda: add_advantages(data, 1.0, [0] * 4)),  # type: ignore[arg-type]
+        ("groups", lambda: add_advantages(data, [1.0] * 4, 0)),  # type: ignore[arg-type]
+        ("prompts", lambda: add_teacher_logprobs(data, Sampler(), Input([1]))),  # type: ignore[arg-type]
+        ("weights", lambda: mark_pairs(data[:2], data[2:], 1.0)),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ComposerError, match=f"^{name}: it is of type [A-Za-z]*; pass a list"):
             function()
 
 
