@@ -17,7 +17,7 @@ from composer_plugins.adapters.tinker_loss.rollouts import (
     add_teacher_logprobs,
     mark_pairs,
 )
-from composer_plugins.adapters.tinker_loss.surface import parse
+from composer_plugins.adapters.tinker_loss.surface import DEFAULT_POLICY, parse
 from composer_plugins.adapters.tinker_loss.traced import custom_loss
 from composer_plugins.adapters.tinker_loss.upstream import inputs_apart
 
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-def loss_fn(**options: Any) -> Loss:
+def loss_fn(policy: str = DEFAULT_POLICY, **options: Any) -> Loss:
     """policy_weight * policy + hint_weight * hint + replay_weight * replay, for `forward_backward_custom`.
 
     `options` are those of `ComposerConfig`: `policy` (a loss, a dialect or an import path; by default "grpo")
@@ -44,6 +44,7 @@ def loss_fn(**options: Any) -> Loss:
     loss [] and its metrics. The policy is divided by the counts of the step: those of the call, or with
     `calls_per_step` those of `Loss.of_step`. A hint is a mean over the step's tokens with a hint, a replay a
     mean over its pairs.
-    Raises ConfigError for a wrong option, and DataError at the call for data that cannot be right.
+    Raises ConfigError for a wrong option, and DataError at the call for data that cannot be right:
+    `Loss.count` raises it before the SDK sends anything.
     """
-    return Loss(parse(options))
+    return Loss(parse({"policy": policy, **options}))

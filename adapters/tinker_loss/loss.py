@@ -1,5 +1,6 @@
 """The three channels on the data of one `forward_backward_custom`: the loss, and its metrics."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -8,8 +9,17 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from composer_plugins.adapters.tinker_loss.surface import Parsed
-from composer_plugins.adapters.tinker_loss.upstream import Batch, place, read_mask, read_number
+from composer_plugins.adapters.tinker_loss.upstream import (
+    Batch,
+    check_data,
+    entry,
+    finite,
+    pair_weight,
+    place,
+    read_mask,
+)
 from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.findings import ComposerWarning, Finding
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.composer import composer
 from composer_plugins.kernels.masking import keep
@@ -57,13 +67,11 @@ class Loss:
         self.parsed, self.channels, self.options = parsed, parsed.channels, parsed.options
         self.hint = hint_choice(parsed.channels.config)
         self.keys = parsed.entries
+        self.warned = set[str]()
 
     def __call__(self, data: Sequence[Any], logprobs: Sequence[Tensor]) -> Result:
         """The loss [] of a step with one call, and its metrics."""
         options, layout = self.options, self.layout(data)
-        if options.policy_weight and len(data) == 2 * len(layout.pairs):
-            problem = f"it is {options.policy_weight:g}, and every datum is in a pair"
-            raise DataError("policy_weight", problem, "set it to 0, or add completions of the policy")
         is_divided = options.policy_weight and self.parsed.mode != "token-sum"
         if options.calls_per_step > 1 and (is_divided or self.channels.hint or self.channels.replay):
             problem = f"it is {options.calls_per_step}, and this call has no counts of the whole step"
@@ -73,27 +81,44 @@ class Loss:
 
     def __repr__(self) -> str:
         options, channels = self.options, self.channels
-        terms = [(options.policy_weight, f"policy {channels.policy.described}, {self.parsed.mode}")]
+        policy = [f"policy {channels.policy.described}", self.parsed.mode]
+        policy += [f"old_policy={options.old_policy!r}"] if options.old_policy else []
+        correction = channels.rollout_correction
+        policy += [f"rollout_correction {correction.described}"] if correction else []
+        terms = [(options.policy_weight, ", ".join(policy))]
         for weight, name, choice in (
             (options.hint_weight, "hint", channels.hint),
             (options.replay_weight, "replay", channels.replay),
         ):
             terms += [(weight, f"{name} {choice.described}")] if choice else []
-        return " + ".join(f"{weight:g} * ({term})" for weight, term in terms if weight)
+        calls = f", calls_per_step={options.calls_per_step}" * (options.calls_per_step > 1)
+        return " + ".join(f"{weight:g} * ({term})" for weight, term in terms if weight) + calls
 
     def count(self, data: Sequence[Any]) -> Counts:
-        """The counts of a step, from the data of all its calls."""
-        return self.layout(data).counts
+        """The counts of a step, from the data of all its calls; DataError for what the loss would refuse.
+
+        It runs the loss with log-probabilities of 0, so that the data are read as in the step.
+        """
+        layout = self.layout(data)
+        self.of_counts(layout, data, [torch.zeros(len(one)) for one in layout.rows], layout.counts)
+        return layout.counts
 
     def of_step(self, counts: Counts) -> "Step":
         """The loss for the calls of one step: their gradients add up to those of the step in one call."""
+        if not isinstance(counts, Counts):
+            problem = f"it is of type {type(counts).__name__}"
+            raise DataError("of_step", problem, "pass the counts of the data: loss.of_step(loss.count(data))")
         return Step(self, counts)
 
     def layout(self, data: Sequence[Any]) -> Layout:
         """Which tokens each channel trains; DataError for an incomplete pair, and for a wrong mask."""
+        check_data(data)
         masks = [read_mask(data, row, self.keys["mask"]) for row in range(len(data))]
         mask = pad_sequence(masks, batch_first=True)
         pairs = self._pairs(data)
+        for row in (row for pair in pairs for row in pair if not masks[row].any()):
+            problem = "it is 0 at every target, and the datum is in a pair"
+            raise DataError(place(row, self.keys["mask"]), problem, "leave the pair out")
         policy = mask.clone()
         policy[[row for pair in pairs for row in pair]] = False
         hint, key = torch.zeros_like(mask), self.keys["hint_mask"]
@@ -107,7 +132,7 @@ class Loss:
         """The rows (chosen, rejected) of each pair."""
         key, found = self.keys["pair"], dict[int, dict[bool, int]]()
         for row in range(len(data)):
-            if (number := int(read_number(data, row, key, 0))) == 0:
+            if not (number := self._number(data, row)):
                 continue
             if self.channels.replay is None:
                 problem = "the datum is in a pair, and replay_weight is 0"
@@ -122,6 +147,16 @@ class Loss:
                 (row,) = sides.values()
                 raise DataError(place(row, key), problem, "pass both completions of a pair in one call")
         return [(sides[True], sides[False]) for sides in found.values()]
+
+    def _number(self, data: Sequence[Any], row: int) -> int:
+        """The number of the pair of a datum, negative for the rejected completion; 0: it is in none."""
+        if (key := self.keys["pair"]) not in data[row].loss_fn_inputs:
+            return 0
+        remedy = "write one whole number: mark_pairs does"
+        number = finite(place(row, key), entry(data, row, key, ""), remedy)
+        if number != int(number):
+            raise DataError(place(row, key), f"it is {number:g}", remedy)
+        return int(number)
 
     def of_counts(
         self, layout: Layout, data: Sequence[Any], logprobs: Sequence[Tensor], counts: Counts
@@ -140,13 +175,16 @@ class Loss:
             named: dict[str, Any] = {"num_tokens": counts.tokens, "num_sequences": counts.sequences}
             named |= {"max_length": options.max_length}
             policy = aggregate(token.loss, layout.policy, self.parsed.mode, **named)  # type: ignore[arg-type]
-            logged = {"loss": Metric(token.loss.detach(), layout.policy), **token.metrics}
-            metrics |= means(logged, "composer/policy/")
+            metrics |= means(token.metrics, "composer/policy/")
         replay = self._replay(batch, layout, metrics) if self.channels.replay is not None else None
+        hint = None if hint is None else hint.sum() / max(counts.hint_tokens, 1)
+        replay = None if replay is None else replay.sum() / counts.pairs
+        terms = {"policy": policy if options.policy_weight else None, "hint": hint, "replay": replay}
+        metrics |= {f"composer/{name}/loss": float(x.detach()) for name, x in terms.items() if x is not None}
         total = composer(
             policy,
-            None if hint is None else hint.sum() / max(counts.hint_tokens, 1),
-            None if replay is None else replay.sum() / counts.pairs,
+            hint,
+            replay,
             policy_weight=options.policy_weight or 1.0,
             hint_weight=options.hint_weight,
             replay_weight=options.replay_weight,
@@ -154,10 +192,27 @@ class Loss:
         return total, {**metrics, "composer/loss": float(total.detach())}
 
     def _require(self, counts: Counts) -> None:
-        """Raise DataError for a step without data of a channel that has a weight."""
+        """Raise DataError for a step without pairs or a policy's data, and warn of one without tokens."""
+        options, mask = self.options, self.keys["mask"]
+        if options.policy_weight and counts.pairs and not counts.tokens:
+            problem = f"it is {options.policy_weight:g}, and every datum is in a pair or fully masked"
+            raise DataError("policy_weight", problem, "set it to 0, or add completions of the policy")
         if self.channels.replay is not None and not counts.pairs:
-            problem = f"replay_weight is {self.options.replay_weight:g}, and no datum of the step has it"
+            problem = f"replay_weight is {options.replay_weight:g}, and no datum of the step has it"
             raise DataError(self.keys["pair"], problem, "add pairs with mark_pairs, or remove replay_weight")
+        if options.policy_weight and not counts.tokens:
+            problem = f"the entry {mask!r} is 0 at every target, so the policy term is 0"
+            self._warn(Finding("warning", mask, problem, "write 1 at the targets of each completion"))
+        if self.channels.hint is not None and not counts.hint_tokens:
+            problem = f"it is {options.hint_weight:g}, and no token has a hint"
+            remedy = "give a prompt to add_teacher_logprobs, or remove hint_weight"
+            self._warn(Finding("warning", "hint_weight", problem, remedy))
+
+    def _warn(self, finding: Finding) -> None:
+        """Warn once: every step may have it."""
+        if finding.key not in self.warned:
+            warnings.warn(str(finding), ComposerWarning, stacklevel=5)
+        self.warned.add(finding.key)
 
     def policy_inputs(self, batch: Batch, layout: Layout) -> dict[str, Tensor]:
         """The inputs of the policy loss by their names, [B, T] each."""
@@ -218,7 +273,7 @@ class Loss:
         if self.hint is not None:
             given = {"student_logprobs": batch.logprobs, "teacher_logprobs": teacher, "mask": layout.hint}
             token = call(self.hint, given | {"old_logprobs": self._rollout(batch, layout.hint)})
-            logged |= {"loss": Metric(token.loss.detach(), layout.hint)} | token.metrics
+            logged |= token.metrics
         metrics |= means(logged, "composer/hint/")
         return None if token is None else keep(token.loss, layout.hint)
 
@@ -242,10 +297,13 @@ class Loss:
         better = sides["chosen"]
         given["chosen_nll"] = -sequence_logprobs(batch.logprobs[better], mask[better], average=True)
         pair, key = call(choice, given), self.keys["pair_weight"]
-        everywhere = torch.ones(len(rows), dtype=torch.bool)
-        logged = {"loss": Metric(pair.loss.detach(), everywhere), **pair.metrics}
-        metrics |= means(logged, "composer/replay/")
-        weights = [read_number(batch.data, row, key, 1.0) for row in better.tolist()]
+        metrics |= means(pair.metrics, "composer/replay/")
+        weights = [
+            pair_weight(place(row, key), entry(batch.data, row, key, ""))
+            if key in batch.data[row].loss_fn_inputs
+            else 1.0
+            for row in better.tolist()
+        ]
         loss: Tensor = weighted(pair, torch.tensor(weights, dtype=pair.loss.dtype)).loss
         return loss
 
@@ -254,11 +312,16 @@ class Step:
     """The loss for the calls of one step, divided by the counts of the whole step."""
 
     def __init__(self, loss: Loss, counts: Counts) -> None:
-        self.loss, self.counts, self.seen = loss, counts, Counts(0, 0, 0, 0)
+        self.loss, self.counts, self.seen, self.calls = loss, counts, Counts(0, 0, 0, 0), 0
 
     def __call__(self, data: Sequence[Any], logprobs: Sequence[Tensor]) -> Result:
         """The loss [] of one call of the step, and its metrics."""
-        layout = self.loss.layout(data)
+        layout, most = self.loss.layout(data), self.loss.options.calls_per_step
+        self.calls += 1
+        if self.calls > most:
+            problem = f"it is {most}, and this is call {self.calls} of the step"
+            remedy = "set it to the number of calls, and make a new of_step after each optim_step"
+            raise ConfigError("calls_per_step", problem, remedy)
         self.seen = Counts(*map(sum, zip(self.seen, layout.counts, strict=True)))
         names = ("tokens", "sequences", "tokens with a hint", "pairs")
         for name, seen, expected in zip(names, self.seen, self.counts, strict=True):

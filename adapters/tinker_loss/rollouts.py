@@ -4,15 +4,23 @@ Every function returns new data. A completion is the targets at which the entry 
 names another entry.
 """
 
-import math
 from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 
-from composer_plugins.adapters.tinker_loss.upstream import TARGETS, entry, read_mask, with_entries
-from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.frameworks.tinker import ENTRIES
+from composer_plugins.adapters.tinker_loss.upstream import (
+    TARGETS,
+    as_list,
+    check_data,
+    entry,
+    finite,
+    pair_weight,
+    read_mask,
+    with_entries,
+)
+from composer_plugins.errors import DataError, in_a_line
+from composer_plugins.frameworks.tinker import ENTRIES, TINKER
 from composer_plugins.losses.calling import call
 from composer_plugins.losses.choosing import choose
 
@@ -30,27 +38,29 @@ def add_advantages(
 ) -> list[Any]:
     """Add `advantages`: for each datum one number at every token of its completion, and 0 elsewhere.
 
-    `rewards` and `groups` have one entry for each datum; data of the same prompt share a group. `advantage`
-    is an estimator of the catalogue that needs no more than rewards, groups and lengths, with `params`.
+    `rewards` and `groups` have one entry for each datum, and may be tensors; data of the same prompt share a
+    group. `advantage` is an estimator of the catalogue that needs no more than rewards, groups and lengths,
+    with `params`.
     Pass all data of a step at once: an estimator may look at all groups.
     Raises ConfigError for another estimator, and DataError for a reward that is not finite.
     """
     choice = choose("advantage", advantage, params, option="advantage")
+    TINKER.require(choice)
+    check_data(data)
+    rewards, groups = as_list("rewards", rewards), as_list("groups", groups)
     masks = [read_mask(data, row, mask) for row in range(len(data))]
     if not len(data) == len(rewards) == len(groups):
         problem = f"there are {len(data)} data, {len(rewards)} rewards and {len(groups)} groups"
         raise DataError("rewards", problem, "pass one reward and one group for each datum")
-    if wrong := [one for one in rewards if not math.isfinite(one)]:
-        raise DataError("rewards", f"one is {wrong[0]}", "leave that completion out, or give it a number")
-    ids = {group: i for i, group in enumerate(dict.fromkeys(groups))}
+    remedy = "leave that completion out, or give it a number"
+    numbers = [finite(f"rewards[{row}]", one, remedy) for row, one in enumerate(rewards)]
+    names = [_group(row, one) for row, one in enumerate(groups)]
+    ids = {group: i for i, group in enumerate(dict.fromkeys(names))}
     given = {
-        "rewards": torch.tensor(rewards, dtype=torch.float64),
-        "group_ids": torch.tensor([ids[group] for group in groups]),
+        "rewards": torch.tensor(numbers, dtype=torch.float64),
+        "group_ids": torch.tensor([ids[group] for group in names]),
         "lengths": torch.tensor([int(one.sum()) for one in masks]),
     }
-    if missing := [name for name in choice.loss.needs if name not in given]:
-        problem = f"{choice.name!r} needs {', '.join(missing)}"
-        raise ConfigError("advantage", problem, "choose one that needs rewards and groups alone: grpo, rloo")
     computed = call(choice, given, check=True).float()
     return [
         with_entries(one, {ENTRIES["advantages"]: torch.where(where, value, 0.0)})
@@ -59,20 +69,23 @@ def add_advantages(
 
 
 def add_teacher_logprobs(
-    data: Sequence[Any], teacher: Any, prompts: Sequence[Sequence[int] | None], *, mask: str = MASK
+    data: Sequence[Any], teacher: Any, prompts: Sequence[Any], *, mask: str = MASK
 ) -> list[Any]:
     """Add `teacher_logprobs`, log T(y_t | the teacher's prompt, y_<t), and `hint_mask`.
 
     `teacher` is a SamplingClient: of the base model, of an earlier checkpoint, or of a stronger model with
-    the same tokens. `prompts` has for each datum the tokens of the prompt with the hint; None is a datum
-    without a hint, which the hint then does not train. The completion is everything from the first target in
-    the mask on.
+    the same tokens. `prompts` has for each datum the prompt with the hint, a ModelInput or a list of tokens;
+    None is a datum without a hint, which the hint then does not train. The completion is everything from the
+    first target in the mask on.
     """
+    check_data(data)
+    prompts = as_list("prompts", prompts)
     if len(prompts) != len(data):
         problem = f"there are {len(prompts)}, and {len(data)} data"
         raise DataError("prompts", problem, "pass one prompt for each datum, or None")
+    tokens = [None if one is None else _tokens(f"prompts[{row}]", one) for row, one in enumerate(prompts)]
     key, added = ENTRIES["teacher_logprobs"], []
-    for row, found in enumerate(_scored(data, teacher, prompts, mask)):
+    for row, found in enumerate(_scored(data, "teacher", teacher, tokens, mask)):
         where = read_mask(data, row, mask)
         hinted = where if prompts[row] is not None else torch.zeros_like(where)
         added.append(with_entries(data[row], {key: found, ENTRIES["hint_mask"]: hinted.float()}))
@@ -82,9 +95,11 @@ def add_teacher_logprobs(
 def add_ref_logprobs(data: Sequence[Any], reference: Any, *, mask: str = MASK) -> list[Any]:
     """Add `ref_logprobs`, the log-probabilities of the completions under a SamplingClient, as DPO needs."""
     # The input that predicts target t is token t, so the prompt is one token longer than `_start`.
+    check_data(data)
     starts = [_start(data, row, mask) for row in range(len(data))]
-    prompts = [one.model_input.to_ints()[: start + 1] for one, start in zip(data, starts, strict=True)]
-    scored = _scored(data, reference, prompts, mask)
+    seen = [_tokens(f"data[{row}].model_input", one.model_input) for row, one in enumerate(data)]
+    prompts = [one[: start + 1] for one, start in zip(seen, starts, strict=True)]
+    scored = _scored(data, "reference", reference, prompts, mask)
     return [
         with_entries(one, {ENTRIES["ref_logprobs"]: found}) for one, found in zip(data, scored, strict=True)
     ]
@@ -95,18 +110,47 @@ def mark_pairs(
 ) -> list[Any]:
     """The data of preference pairs, chosen[i] better than rejected[i], for the replay channel.
 
-    `weights` has a factor for each pair. Pass all pairs of a call to one `mark_pairs`: it numbers them.
+    `weights` has a factor of at least 0 for each pair. Pass all pairs of a call to one `mark_pairs`: it
+    numbers them.
     """
-    weights = [1.0] * len(chosen) if weights is None else weights
+    chosen, rejected = as_list("chosen", chosen), as_list("rejected", rejected)
+    for side in filter(None, (chosen, rejected)):
+        check_data(side)
+    weights = [1.0] * len(chosen) if weights is None else as_list("weights", weights)
     if not len(chosen) == len(rejected) == len(weights):
         problem = f"there are {len(chosen)}, {len(rejected)} rejected and {len(weights)} weights"
         raise DataError("chosen", problem, "pass as many of each")
     marked = []
-    for number, (better, worse, weight) in enumerate(zip(chosen, rejected, weights, strict=True), start=1):
+    for number, (better, worse, given) in enumerate(zip(chosen, rejected, weights, strict=True), start=1):
+        weight = torch.tensor([pair_weight(f"weights[{number - 1}]", given)])
         for sign, one in ((number, better), (-number, worse)):
-            entries = {ENTRIES["pair"]: torch.tensor([sign]), ENTRIES["pair_weight"]: torch.tensor([weight])}
+            entries = {ENTRIES["pair"]: torch.tensor([sign]), ENTRIES["pair_weight"]: weight}
             marked.append(with_entries(one, entries))
     return marked
+
+
+def _group(row: int, group: Any) -> Hashable:
+    """A group as a key of a dict: the number of a tensor, which itself is another key each time."""
+    found = group.tolist() if hasattr(group, "tolist") else group
+    if not isinstance(found, Hashable):
+        problem = f"it is of type {type(group).__name__}, which cannot name a group"
+        raise DataError(f"groups[{row}]", problem, "pass one number or one string for each datum")
+    return found
+
+
+def _tokens(where: str, prompt: Any) -> list[int]:
+    """The tokens of a prompt, which is a ModelInput or a list of them."""
+    remedy = "pass a ModelInput or a list of tokens: tokenizer.encode(text)"
+    try:
+        found = prompt.to_ints() if hasattr(prompt, "to_ints") else prompt
+    except Exception as error:  # of the SDK, for images
+        raise DataError(where, f"it has no list of tokens ({in_a_line(error)})", remedy) from None
+    found = found.tolist() if hasattr(found, "tolist") else found
+    if not isinstance(found, Sequence) or any(type(one) is not int for one in found):
+        raise DataError(where, f"it is of type {type(prompt).__name__} and has no tokens", remedy)
+    if not found:
+        raise DataError(where, "it is empty", f"{remedy}; for a datum without a hint pass None")
+    return list(found)
 
 
 def _start(data: Sequence[Any], row: int, key: str) -> int:
@@ -118,20 +162,30 @@ def _start(data: Sequence[Any], row: int, key: str) -> int:
 
 
 def _scored(
-    data: Sequence[Any], client: Any, prompts: Sequence[Sequence[int] | None], key: str
+    data: Sequence[Any], name: str, client: Any, prompts: Sequence[Sequence[int] | None], key: str
 ) -> list[torch.Tensor]:
     """log p(y_t | prompt, y_<t) at the targets of the completion, 0 at those of the prompt; [tokens] each."""
+    if not hasattr(client, "compute_logprobs"):
+        problem = f"it is of type {type(client).__name__}, which has no compute_logprobs"
+        remedy = "pass a SamplingClient: service_client.create_sampling_client(base_model=...)"
+        raise DataError(name, problem, remedy)
     targets = [entry(data, row, TARGETS, "").tolist() for row in range(len(data))]
     starts = [_start(data, row, key) for row in range(len(data))]
     futures: dict[tuple[int, ...], Any] = {}  # a group often has the same completion several times
-    asked = []
+    asked: list[tuple[int, ...]] = []
     for one, prompt, own, start in zip(data, prompts, targets, starts, strict=True):
         whole = () if prompt is None else (*prompt, *own[start:])
         if whole and whole not in futures:
             futures[whole] = client.compute_logprobs(type(one.model_input).from_ints(list(whole)))
-        asked.append(futures.get(whole))
+        asked.append(whole)
     scored = []
-    for future, own, start in zip(asked, targets, starts, strict=True):
-        found = [0.0] * (len(own) - start) if future is None else future.result()[-(len(own) - start) :]
-        scored.append(torch.tensor([0.0] * start + [float(one) for one in found]))
+    for row, (whole, own, start) in enumerate(zip(asked, targets, starts, strict=True)):
+        length = len(own) - start
+        answer = futures[whole].result() if whole else [0.0] * length
+        if whole and len(answer) != len(whole):
+            problem = f"it returned {len(answer)} numbers for the {len(whole)} tokens of data[{row}]"
+            raise DataError(name, problem, "pass a SamplingClient, which returns one for each token")
+        where, remedy = f"{name}, a log-probability of data[{row}]", "pass a SamplingClient"
+        found = [finite(where, one, remedy) for one in answer[-length:]]
+        scored.append(torch.tensor([0.0] * start + found))
     return scored

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.adapters.tinker_loss.loss import Loss
-from composer_plugins.adapters.tinker_loss.surface import parse
+from composer_plugins.adapters.tinker_loss.surface import DEFAULT_POLICY, parse
 from composer_plugins.adapters.tinker_loss.upstream import Batch, with_entries
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.tinker import TINKER
@@ -34,10 +34,9 @@ class CustomLoss(NamedTuple):
 
         The denominator of the step is one of the entries.
         """
-        layout = self.loss.layout(data)
+        counts, layout = self.loss.count(data), self.loss.layout(data)
         batch = Batch.of(data, [torch.zeros(len(one)) for one in layout.rows], layout.mask)
         found = self.loss.policy_inputs(batch, layout) | {"mask": layout.policy.float()}
-        counts = layout.counts
         count = counts.tokens if self.loss.parsed.mode == "token-mean" else counts.sequences
         names = [name for name in self.input_ranks if name in found and name != "logprobs"]
         added = []
@@ -49,22 +48,26 @@ class CustomLoss(NamedTuple):
         return added
 
 
-def custom_loss(**options: Any) -> CustomLoss:
+def custom_loss(policy: str = DEFAULT_POLICY, **options: Any) -> CustomLoss:
     """The policy loss of these options of `loss_fn` as a function that Tinker traces.
 
     It takes the log-probabilities and the inputs of one datum, [tokens] each, and returns its part of the
     loss [], and metrics: each is a sum over the tokens, `custom/<name>:sum`.
     Raises ConfigError for a channel that the graph cannot have: it sees one datum.
     """
-    loss = Loss(parse(options))
-    parsed, policy = loss.parsed, loss.channels.policy
+    loss = Loss(parse({"policy": policy, **options}))
+    parsed, choice = loss.parsed, loss.channels.policy
+    if "calls_per_step" in options:
+        problem = "it has no effect, because custom.data writes the count of the whole step"
+        remedy = "remove it, and pass the data of all calls to custom.data"
+        raise ConfigError("calls_per_step", problem, remedy)
     for name in ("hint_weight", "replay_weight", "rollout_correction"):
         if getattr(parsed.options, name):
             problem = "the traced function has the policy loss alone"
             raise ConfigError(name, problem, "remove it, or pass loss_fn(...) to forward_backward_custom")
     is_current = parsed.options.old_policy == "current"
-    names = ["logprobs", *(one for one in policy.loss.needs if one not in ("logprobs", "mask")), "mask"]
-    names += [one for one in policy.optional if one in TINKER.provides["policy"]]
+    names = ["logprobs", *(one for one in choice.loss.needs if one not in ("logprobs", "mask")), "mask"]
+    names += [one for one in choice.optional if one in TINKER.provides["policy"]]
     names.remove("old_logprobs") if is_current and loss.channels.needs_old else None
     names += [DENOMINATOR] if parsed.mode != "token-sum" else []
 
@@ -73,7 +76,7 @@ def custom_loss(**options: Any) -> CustomLoss:
         mask = given["mask"] = given["mask"] > 0
         given.setdefault("old_logprobs", given["logprobs"].detach())
         with traced_in_float32():
-            token = call_unchecked(policy, given)
+            token = call_unchecked(choice, given)
             summed = keep(token.loss, mask).sum()
         reduced = summed
         if parsed.mode == "seq-mean-token-mean":
@@ -91,5 +94,5 @@ def custom_loss(**options: Any) -> CustomLoss:
     # torch.fx and Tinker read the names of the inputs from the signature.
     arguments = ", ".join(names)
     function = eval(f"lambda {arguments}: run({arguments})", {"run": run})
-    function.__name__ = f"composer_{policy.loss.name.replace(':', '_').replace('.', '_')}"
+    function.__name__ = f"composer_{choice.loss.name.replace(':', '_').replace('.', '_')}"
     return CustomLoss(function, {name: int(name != DENOMINATOR) for name in names}, loss)

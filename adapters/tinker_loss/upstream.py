@@ -4,6 +4,7 @@ The SDK is not imported: a Datum has `model_input` and `loss_fn_inputs`, a mappi
 `to_torch()`. Read in tinker 0.38.0 and 0.18.2.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from typing import Any, NamedTuple
@@ -15,7 +16,29 @@ from composer_plugins.errors import DataError
 from composer_plugins.losses.inputs import largest_logprob
 
 TARGETS = "target_tokens"
+FROM_TARGETS = "add the tokens that the log-probabilities are of"
 Call = Callable[[Sequence[Any], Sequence[Tensor]], tuple[Tensor, dict[str, float]]]
+
+
+def check_data(data: Any) -> None:
+    """Raise DataError unless this is a list of at least one Datum."""
+    remedy = "pass a list of tinker.Datum"
+    if not isinstance(data, Sequence):
+        raise DataError("data", f"it is of type {type(data).__name__}", remedy)
+    if not data:
+        raise DataError("data", "it is empty", "pass at least one Datum")
+    for row, one in enumerate(data):
+        if not isinstance(getattr(one, "loss_fn_inputs", None), Mapping):
+            problem = f"it is of type {type(one).__name__}, which has no loss_fn_inputs"
+            raise DataError(f"data[{row}]", problem, remedy)
+
+
+def as_list(name: str, x: Any) -> list[Any]:
+    """What a user gives for each datum, a list or a tensor; DataError at `name` for a single thing."""
+    try:
+        return [*x]
+    except TypeError:
+        raise DataError(name, f"it is of type {type(x).__name__}", "pass a list") from None
 
 
 def entry(data: Sequence[Any], row: int, key: str, remedy: str) -> Tensor:
@@ -24,6 +47,9 @@ def entry(data: Sequence[Any], row: int, key: str, remedy: str) -> Tensor:
     if found is None:
         present = ", ".join(data[row].loss_fn_inputs) or "nothing"
         raise DataError(place(row, key), f"it is absent, and the datum has {present}", remedy)
+    if not hasattr(found, "to_torch"):
+        problem = f"it is of type {type(found).__name__}"
+        raise DataError(place(row, key), problem, "write tinker.TensorData.from_torch(...)")
     tensor: Tensor = found.to_torch()
     return tensor
 
@@ -44,22 +70,35 @@ def read_mask(data: Sequence[Any], row: int, key: str) -> Tensor:
     if wrong.numel():
         problem = f"it holds {float(wrong[0]):g}, and a mask holds 0 and 1"
         raise DataError(place(row, key), problem, "put weights of tokens into the advantages")
-    targets = entry(data, row, TARGETS, "add the tokens that the log-probabilities are of")
+    targets = entry(data, row, TARGETS, FROM_TARGETS)
+    if targets.dim() != 1:
+        problem = f"its shape is {list(targets.shape)}"
+        raise DataError(place(row, TARGETS), problem, "use one target per position: [tokens]")
     if mask.shape != targets.shape:
         problem = f"its shape is {list(mask.shape)}, and that of {TARGETS} {list(targets.shape)}"
         raise DataError(place(row, key), problem, "write one number for each target")
     return mask.bool()
 
 
-def read_number(data: Sequence[Any], row: int, key: str, absent: float) -> float:
-    """The one number that an entry holds; `absent` where the datum has no such entry."""
-    if key not in data[row].loss_fn_inputs:
-        return absent
-    found = entry(data, row, key, "")
-    if found.numel() != 1:
-        problem = f"it holds {found.numel()} numbers"
-        raise DataError(place(row, key), problem, "write one number: mark_pairs does")
-    return float(found)
+def finite(where: str, x: Any, remedy: str) -> float:
+    """A user's number, which may be a tensor; DataError at `where` unless it is one finite number."""
+    try:
+        number = math.nan if isinstance(x, str | bytes) else float(x)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        shown = x.tolist() if isinstance(x, Tensor) else x
+        raise DataError(where, f"it is {shown!r}, and not one finite number", remedy)
+    return number
+
+
+def pair_weight(where: str, x: Any) -> float:
+    """The weight of a pair; DataError at `where` unless it is a finite number of at least 0."""
+    remedy = "write one finite number of at least 0: 0 takes the pair out"
+    weight = finite(where, x, remedy)
+    if weight < 0:
+        raise DataError(where, f"it is {weight:g}, which would train the rejected completion", remedy)
+    return weight
 
 
 class Batch(NamedTuple):
@@ -138,6 +177,9 @@ def inputs_apart(data: Sequence[Any], loss: Call) -> tuple[list[Any], Call]:
 
     For an SDK that rejects other entries, as 0.18.2: `forward_backward_custom(*inputs_apart(data, loss))`.
     """
+    check_data(data)
+    for row in range(len(data)):
+        entry(data, row, TARGETS, FROM_TARGETS)
     bare = [
         type(one)(model_input=one.model_input, loss_fn_inputs={TARGETS: one.loss_fn_inputs[TARGETS]})
         for one in data

@@ -56,6 +56,7 @@ def migrate(
         raise ConfigError("--from", "--loss names a loss of no framework's file", "remove one of them")
     if source:
         check(source, "--from")
+    check(to, "--to")
     given_here = command_line.read(given or (), source, script)
     source = given_here.framework
     if not loss:
@@ -69,7 +70,6 @@ def migrate(
             read = resolve.resolve(source, given_here.table(), version)
             name = f"{given_here.what} of {source}"
         objective = read.required()
-        check(to, "--to")
         found = resolve.migrate(objective, to, version)
     versions = f"Written for {resolve.surface(to).release(version)}."
     if read.release:

@@ -30,15 +30,26 @@ _BY_TEACHER = (
     "a Tinker program asks its teacher itself",
     "remove it, and call composer_plugins.adapters.tinker_loss.add_teacher_logprobs",
 )
+_NO_KL = (
+    "loss_fn adds no KL term to the policy",
+    "remove it, and set replay_params={'beta': ...} for DPO, or policy='opd' for a KL to a teacher",
+)
+_BY_DENOMINATOR = (
+    "it names a loss in TRL, and a loss and a denominator are two options here",
+    "set policy and denominator",
+)
 _ONE_TOKEN = (
     "a Tinker loss function gets the log-probability of the sampled token alone",
     "remove it: hint_divergence is 'sampled_token'",
 )
-# The options of ComposerConfig that do nothing here, with the reason and what to do.
+# The options of ComposerConfig and of other frameworks that do nothing here, with the reason and what to do.
 DECIDED_ELSEWHERE = {
     "advantage": _BY_PROGRAM,
     "advantage_params": _BY_PROGRAM,
     "on_bad_reward": _BY_PROGRAM,
+    "scale_rewards": _BY_PROGRAM,
+    "loss_type": _BY_DENOMINATOR,
+    **dict.fromkeys(("beta", "kl_coef", "kl_penalty_coef", "kl_loss_coef", "use_kl_loss"), _NO_KL),
     "hint_teacher": _BY_TEACHER,
     "hint_ema_rate": _BY_TEACHER,
     "hint_top_k": _ONE_TOKEN,
@@ -65,6 +76,7 @@ TINKER = Framework(
     ),
     denominators={"": "token-sum"},
     provides={
+        "advantage": frozenset({"rewards", "group_ids", "lengths"}),
         "policy": frozenset(
             {"logprobs", "old_logprobs", "rollout_logprobs", "ref_logprobs", "teacher_logprobs", "advantages"}
             | {"mask"}
@@ -77,6 +89,13 @@ TINKER = Framework(
         ("policy", "divergence", "preference", "correction"),
         "a step of Tinker may be cut into several calls",
     ),
+    elsewhere={
+        **dict.fromkeys(("loss_fn", "loss", "policy_loss", "policy_loss_type"), "policy"),
+        **dict.fromkeys(("loss_agg_mode", "loss_reduction", "reduction", "mode"), "denominator"),
+        **dict.fromkeys(("max_tokens", "max_completion_length"), "max_length"),
+        "loss_fn_config": "policy_params",
+        "num_substeps": "calls_per_step",
+    },
     names={
         "clip_low_threshold": (Sets(("clip_low",), BY_RATIO, ONE_MINUS),),
         "clip_high_threshold": (Sets(("clip_high",), BY_RATIO, MINUS_ONE),),

@@ -16,6 +16,8 @@ from composer_plugins.objective.objective import NORM
 WEIGHTS = {"hint_divergence": {"hint_weight": 1.0}, "replay_loss": {"replay_weight": 0.5}}
 # By the kind of a loss, what a program calls.
 CALLS = {
+    "advantage": "add_advantages(data, rewards, groups, {})",
+    "divergence": "loss_fn({})",
     "policy": "loss_fn({})",
     "preference": "loss_fn(policy_weight=0.0, {})",
 }
@@ -42,7 +44,9 @@ def section(loss: Loss) -> str:
         tabs["SkyRL"] = _skyrl(loss, named)
     length = {"max_length": LENGTH} if loss.mode == NORM else {}
     if loss.kind in CALLS and "tinker" in running:
-        tabs["Tinker"] = CALLS[loss.kind].format(_arguments(named | length))
+        given = named | length
+        given |= given.pop("advantage_params", {})
+        tabs["Tinker"] = CALLS[loss.kind].format(_arguments(given))
     if loss.kind in NEMO and "nemo-rl" in running:
         own = {key: value for key, value in named.items() if not key.endswith("_weight")}
         own |= {"mode": loss.mode} if loss.mode in nemo_rl.MODES else {}

@@ -30,6 +30,7 @@ from docs.generator import laws, names, usage
 from parity_tests.rigs.every import row_id
 from parity_tests.rigs.paths import ROOT
 from parity_tests.rigs.programs import python
+from parity_tests.rigs.tinker_data import batch
 
 CHECKING = (ROOT / "docs/checking_a_loss.md").read_text()
 WRITING = (ROOT / "docs/writing_a_loss.md").read_text()
@@ -117,7 +118,9 @@ def test_the_configs_on_the_page_of_a_loss_are_accepted(loss: Loss) -> None:
             options = nested({key: yaml.safe_load(value) for key, value in words})
             assert getattr(resolve("skyrl", options).required(), loss.kind).loss == loss
         elif name == "Tinker":
-            assert f" {loss.name}" in str(eval(source, {"loss_fn": tinker_loss.loss_fn}))
+            rollouts = {"data": batch()[0], "rewards": [1.0, 2.0, 3.0, 5.0], "groups": [0, 0, 1, 1]}
+            made = eval(source, {**vars(tinker_loss), **rollouts})
+            assert f" {loss.name}" in str(made) or f" advantage={loss.name!r}" in source
         elif name == "NeMo-RL":
             names = {**vars(nemo_rl_loss), "master_config": SimpleNamespace(loss_fn={})}
             with (

@@ -105,6 +105,10 @@ def test_options_of_a_command_line_replace_those_of_the_file(run: Any, run_on: A
         ("--loss kimi --to verl", "--loss|no default|give a config file"),
         ("--loss clip_cov --to verl", "clip_cov|micro-batches"),
         ("no.yaml --from verl --to trl", "no.yaml|No such file"),
+        (
+            "no.yaml --from trl --to tinker",
+            "--to|tinker has no config file",
+        ),  # whatever is installed
         ("no.yaml --to trl", "--from|no framework is given"),
         ("algorithm=3 algorithm.adv_estimator=grpo --from verl --to verl", "algorithm.adv_estimator|3"),
         ("algorithm.adv_estimator=[ --from verl --to verl", "algorithm.adv_estimator|cannot be parsed"),

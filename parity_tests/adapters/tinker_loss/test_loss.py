@@ -259,6 +259,33 @@ def test_a_loss_says_what_it_trains() -> None:
     assert terms[1].startswith("0.5 * (replay simpo(beta=") and len(terms) == 2
 
 
+def test_a_loss_says_what_else_is_set() -> None:
+    function = loss_fn("reinforce", rollout_correction="tis", calls_per_step=4)
+    assert ", rollout_correction tis(" in repr(function) and repr(function).endswith(", calls_per_step=4")
+    assert repr(loss_fn("ppo", old_policy="current")).endswith(", token-mean, old_policy='current')")
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_metrics_add_up_to_the_loss(parts: int) -> None:
+    """Each term is divided as in the loss, so that the calls of a step add up too."""
+    data, logprobs = paired(order=range(5))
+    more, of_more = batch(seed=3)
+    data, logprobs = [*data, *more], [*logprobs, *of_more]
+    weights = {"policy": 0.5, "hint": 0.3, "replay": 0.7}
+    options = {f"{name}_weight": weight for name, weight in weights.items()}
+    whole = loss_and_gradients(loss_fn(**options), data, logprobs)[2]
+    function = loss_fn(**options, calls_per_step=parts)
+    step, found = function.of_step(function.count(data)), dict.fromkeys((*weights, ""), 0.0)
+    for rows in (slice(0, 9),) if parts == 1 else (slice(0, 4), slice(4, 9)):
+        metrics = loss_and_gradients(step, data[rows], logprobs[rows])[2]
+        total = sum(weight * metrics[f"composer/{name}/loss"] for name, weight in weights.items())
+        assert math.isclose(metrics["composer/loss"], total, rel_tol=1e-12)
+        for name in found:
+            found[name] += metrics[f"composer/{name}/loss".replace("//", "/")]
+    for name, value in found.items():
+        assert math.isclose(value, whole[f"composer/{name}/loss".replace("//", "/")], rel_tol=1e-12)
+
+
 def test_rollout_correction_weighs_the_tokens() -> None:
     """TIS with a cap of 2, of old over sampler, on a decoupled PPO."""
     data, logprobs = batch()

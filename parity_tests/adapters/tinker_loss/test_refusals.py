@@ -1,16 +1,17 @@
 """What Tinker's loss refuses: options, and data that cannot be right."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.tinker_loss import loss_fn, mark_pairs
+from composer_plugins.adapters.tinker_loss import custom_loss, loss_fn, mark_pairs
 from composer_plugins.errors import ComposerError
 from composer_plugins.findings import ComposerWarning
-from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.kernels.types import PairLoss, TokenLoss
 from composer_plugins.testing.conventions import check_as
 from parity_tests.rigs.tinker_data import batch, changed, loss_and_gradients, without
 
@@ -68,6 +69,106 @@ def test_all_wrong_options_are_named_at_once() -> None:
     }
 
 
+WRONG = {
+    "policy": (
+        {"policy": "cispoo"},
+        {"policy": "clip_cov"},
+        {"polcy": "cispo"},
+        {"policy_params": {"clp": 1}},
+    ),
+    "hint": ({"hint_weight": -1.0}, {"hint_weight": 1.0, "hint_divergence": "jsd"}, {"hint_wight": 1.0}),
+    "replay": ({"replay_weight": "1"}, {"replay_weight": 1.0, "replay_loss": "kto"}),
+    "rest": (
+        {"denominator": "token-median"},
+        {"entries": {"advantage": "A"}},
+        {"calls_per_step": 0},
+        {"loss_type": "dapo"},
+        {"learning_rate": 1.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("options", [*itertools.product(*WRONG.values())], ids=str)
+def test_each_wrong_option_is_named_once(options: Sequence[dict[str, Any]]) -> None:
+    """Options of different channels: what each says alone is in the one error, and no more."""
+    with pytest.raises(ComposerError) as error:
+        loss_fn(**{name: x for one in options for name, x in one.items()})
+    alone = set[str]()
+    for one in options:
+        with pytest.raises(ComposerError) as single:
+            loss_fn(**one)
+        alone |= {*str(single.value).splitlines()}
+    assert {*str(error.value).splitlines()} == alone
+
+
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [
+        ({"policy_weight": 0.0, "hint_weight": -1.0}, {"hint_weight"}),
+        ({"policy_weight": 0.0, "hint_wight": 1.0}, {"hint_wight"}),
+        ({"policy": "dr_grpoo", "max_length": 8.0}, {"policy"}),
+        ({"polcy": "opd", "policy_params": {"kl_coef": 1.0}}, {"polcy"}),
+        ({"hint_teacher": "ema", "hint_weight": -1.0}, {"hint_teacher", "hint_weight"}),
+        ({"learning_rate": 1.0, "policy_weight": -1.0}, {"learning_rate", "policy_weight"}),
+    ],
+    ids=str,
+)
+def test_what_follows_from_a_wrong_option_is_not_named(options: dict[str, Any], keys: set[str]) -> None:
+    with pytest.raises(ComposerError) as error:
+        loss_fn(**options)
+    assert {one.partition(":")[0] for one in str(error.value).splitlines()} == keys
+
+
+KNOWN = (
+    "known: calls_per_step, denominator, entries, hint_divergence, hint_estimator, hint_params, hint_weight, "
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("learning_rate", KNOWN),
+        ("group_size", KNOWN),
+        ("loss_fn", "did you mean 'policy'?"),
+        ("loss_agg_mode", "did you mean 'denominator'?"),
+        ("loss_type", "set policy and denominator"),
+        ("beta", "set replay_params={'beta': ...} for DPO, or policy='opd' for a KL to a teacher"),
+        ("kl_penalty_coef", "loss_fn adds no KL term to the policy"),
+    ],
+)
+def test_an_option_of_another_framework_has_a_remedy(name: str, message: str) -> None:
+    with pytest.raises(ComposerError) as error:
+        loss_fn(**{name: 1})
+    assert message in str(error.value) and "hint_teacher" not in str(error.value)
+
+
+@pytest.mark.parametrize(("policy", "name"), [("opd", "kl_penalty_coef"), ("dro", "beta")])
+def test_a_parameter_of_the_policy_is_called_one(policy: str, name: str) -> None:
+    with pytest.raises(ComposerError, match=f"{name}: it is a parameter of policy '{policy}'; set "):
+        loss_fn(policy, **{name: 1})
+
+
+@pytest.mark.parametrize("entry", ["logprobs", "target_tokens", "hint_mask"])
+def test_an_entry_is_read_as_one_input(entry: str) -> None:
+    with pytest.raises(ComposerError, match=f"entries.mask: '{entry}' would be read as .* and as"):
+        loss_fn(entries={"mask": entry})
+    swapped = {"ref_logprobs": "teacher_logprobs", "teacher_logprobs": "ref_logprobs"}
+    assert loss_fn(entries=swapped).keys["ref_logprobs"] == "teacher_logprobs"
+
+
+def test_a_traced_loss_has_no_calls() -> None:
+    with pytest.raises(ComposerError, match="calls_per_step: it has no effect, because custom.data"):
+        custom_loss("cispo", calls_per_step=2)
+
+
+def test_data_of_a_traced_loss_are_checked() -> None:
+    with pytest.raises(ComposerError, match="data: it is empty"):
+        custom_loss("cispo").data([])
+    data, _ = batch()
+    with pytest.warns(ComposerWarning, match="mask: the entry 'mask' is 0 at every target"):
+        custom_loss("cispo").data([changed(data[0], mask=torch.zeros(5))])
+
+
 def test_an_unlikely_parameter_is_a_warning() -> None:
     with pytest.warns(ComposerWarning, match="policy_params.clip_high"):
         loss_fn(policy="cispo", policy_params={"clip_high": -0.5})
@@ -102,7 +203,19 @@ def answered(row: int, logprob: Tensor) -> Change:
     return change
 
 
+def in_pairs(**entries: Tensor) -> Change:
+    """The first two data are a pair, and the first has these entries."""
+
+    def change(data: list[Any], logprobs: list[Tensor]) -> None:
+        data[:2] = mark_pairs(data[:1], data[1:2])
+        data[0] = changed(data[0], **entries)
+
+    return change
+
+
 HINT = {"policy": "reinforce", "hint_weight": 0.1}
+PAIRS = {"policy": "reinforce", "replay_weight": 1.0}
+WEIGHT = "write one finite number of at least 0"
 DATA: list[tuple[dict[str, Any], Change, str]] = [
     ({}, removed("mask", 1), at(1, "mask") + "it is absent, and the datum has target_tokens, advantages"),
     ({}, removed("advantages", 2), at(2, "advantages") + "it is absent"),
@@ -149,6 +262,34 @@ DATA: list[tuple[dict[str, Any], Change, str]] = [
         replaced(0, pair=torch.tensor([1])),
         at(0, "pair") + "pair 1 has a chosen completion alone",
     ),
+    *[
+        (PAIRS, in_pairs(pair_weight=torch.tensor(number)), f"{at(0, 'pair_weight')}it is {shown}")
+        for number, shown in (
+            ([torch.nan], "[nan], and not one finite number; " + WEIGHT),
+            ([torch.inf], "[inf], and not one finite number"),
+            ([-0.5], "-0.5, which would train the rejected completion"),
+            ([1.0, 2.0], "[1.0, 2.0], and not one finite number"),
+        )
+    ],
+    (PAIRS, in_pairs(pair=torch.tensor([1.5])), at(0, "pair") + "it is 1.5; write one whole number"),
+    (PAIRS, in_pairs(mask=torch.zeros(5)), at(0, "mask") + "it is 0 at every target, and the datum is in a"),
+    (PAIRS, in_pairs(ref_logprobs=torch.ones(5)), at(0, "ref_logprobs") + "it holds 1 at an unmasked token"),
+    (
+        {},
+        replaced(1, target_tokens=torch.ones(3, 2).long(), mask=torch.ones(3, 2)),
+        at(1, "target_tokens") + "its shape is [3, 2]; use one target per position",
+    ),
+    ({}, lambda data, logprobs: (data.clear(), logprobs.clear()), "data: it is empty; pass at least one"),
+    (
+        {},
+        lambda data, logprobs: data.__setitem__(1, {"mask": 1}),
+        "data[1]: it is of type dict, which has no loss_fn_inputs; pass a list of tinker.Datum",
+    ),
+    (
+        {},
+        lambda data, logprobs: data[1].loss_fn_inputs.__setitem__("mask", [0, 1, 1]),
+        at(1, "mask") + "it is of type list",
+    ),
 ]
 
 
@@ -163,6 +304,10 @@ def test_wrong_data_are_one_clear_error(options: dict[str, Any], change: Change,
     with pytest.raises(ComposerError) as error:
         loss_and_gradients(function, data, logprobs)
     assert message in str(error.value)
+    if not str(error.value).startswith(("logprobs", "calls_per_step")):  # what the data alone show
+        with pytest.raises(ComposerError) as counted:
+            function.count(data)
+        assert str(counted.value) == str(error.value)
 
 
 def test_a_step_has_no_more_calls_than_it_was_made_for() -> None:
@@ -172,6 +317,48 @@ def test_a_step_has_no_more_calls_than_it_was_made_for() -> None:
     loss_and_gradients(step, data[:2], logprobs[:2])
     with pytest.raises(ComposerError, match="have 14 tokens, and it was made for 12"):
         loss_and_gradients(step, data[1:], logprobs[1:])
+
+
+def test_a_step_has_no_further_call() -> None:
+    data, logprobs = batch()
+    data[3] = changed(
+        data[3], mask=torch.zeros(4)
+    )  # its call adds no token, so that the counts do not show it
+    function = loss_fn(policy="cispo", calls_per_step=2)
+    step = function.of_step(function.count(data))
+    for rows in (slice(0, 2), slice(2, 3)):
+        loss_and_gradients(step, data[rows], logprobs[rows])
+    with pytest.raises(ComposerError, match="calls_per_step: it is 2, and this is call 3 of the step"):
+        loss_and_gradients(step, data[3:], logprobs[3:])
+
+
+def test_a_step_is_of_counts() -> None:
+    data, _ = batch()
+    with pytest.raises(ComposerError, match=r"of_step: it is of type list; pass the counts of the data"):
+        loss_fn().of_step(data)  # type: ignore[arg-type]
+
+
+def test_one_datum_is_no_list_of_data() -> None:
+    data, _ = batch()
+    with pytest.raises(ComposerError, match="data: it is of type Datum; pass a list of tinker.Datum"):
+        loss_fn().count(data[0])
+
+
+def test_a_step_without_a_hint_is_a_warning_once() -> None:
+    data, logprobs = batch()
+    function = loss_fn(**HINT)
+    none = [changed(one, hint_mask=torch.zeros(len(x))) for one, x in zip(data, logprobs, strict=True)]
+    with pytest.warns(ComposerWarning, match="hint_weight: it is 0.1, and no token has a hint") as warned:
+        function.count(none)
+        loss_and_gradients(function, none, logprobs)
+    assert len(warned) == 1 and warned[0].filename == __file__
+
+
+def test_a_step_without_a_token_is_a_warning() -> None:
+    data, logprobs = batch()
+    data = [changed(one, mask=torch.zeros(len(x))) for one, x in zip(data, logprobs, strict=True)]
+    with pytest.warns(ComposerWarning, match="mask: the entry 'mask' is 0 at every target"):
+        loss_and_gradients(loss_fn(), data, logprobs)
 
 
 def test_a_sum_needs_no_counts() -> None:
@@ -199,19 +386,59 @@ def no_loss(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     return (logprobs * advantages).sum()
 
 
+def detached(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
+    """A loss of a user's without a gradient."""
+    return TokenLoss(logprobs.detach() * advantages * mask, {})
+
+
+def no_hint(student_logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """A divergence of a user's, with a wrong result."""
+    return student_logprobs - teacher_logprobs
+
+
+def no_pairs(chosen: Tensor, rejected: Tensor) -> PairLoss:
+    """A preference loss of a user's that is reduced."""
+    return PairLoss((rejected - chosen).mean(), {})
+
+
+def raising(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
+    """A loss of a user's that cannot be called."""
+    raise RuntimeError("no GPU")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"hint_weight": 1.0, "hint_divergence": f"{__name__}:no_hint"},
+            "hint_divergence: .* returned Tensor",
+        ),
+        ({"replay_weight": 1.0, "replay_loss": f"{__name__}:no_pairs"}, r"replay_loss: .* the shape \[\]"),
+        ({"policy": f"{__name__}:detached", "denominator": "token-sum"}, "policy: .* has no gradient"),
+    ],
+    ids=str,
+)
+def test_a_wrong_result_of_any_channel_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ComposerError, match=message):
+        loss_fn(**options)
+
+
+def test_a_users_loss_that_raises_is_a_warning() -> None:
+    with pytest.warns(ComposerWarning, match="raises an error for drawn log-probabilities: RuntimeError: no"):
+        loss_fn(f"{__name__}:raising", denominator="token-sum")
+
+
 def wrong_shape(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
     """A loss of a user's that is reduced."""
     return TokenLoss((logprobs * advantages).sum(-1), {})
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("no_loss", "returned Tensor"), ("wrong_shape", "returned the shape [4]")]
+    ("name", "message"), [("no_loss", "returned Tensor"), ("wrong_shape", "returned the shape [64]")]
 )
 def test_a_wrong_result_of_a_users_loss_is_refused(name: str, message: str) -> None:
-    data, logprobs = batch()
-    function = loss_fn(policy=f"{__name__}:{name}", denominator="token-mean")
     with pytest.raises(ComposerError) as error:
-        loss_and_gradients(function, data, logprobs)
+        loss_fn(policy=f"{__name__}:{name}", denominator="token-mean")
     assert message in str(error.value)
 
 
@@ -221,6 +448,7 @@ def test_a_users_loss_without_a_denominator_is_refused() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:mask:composer_plugins.findings.ComposerWarning")  # one law has no token
 def test_check_finds_one_law_that_an_error_breaks() -> None:
     """`check --as tinker`: NaN at an unmasked token is an error here, and not a loss of NaN."""
     report = check_as(loss_fn(policy="cispo", denominator="token-sum"), "tinker")

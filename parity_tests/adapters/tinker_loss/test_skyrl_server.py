@@ -61,8 +61,9 @@ class Server:
 @pytest.mark.parametrize("parts", [1, 2])
 def test_the_step_has_the_gradient_of_the_loss(parts: int) -> None:
     data, logprobs = batch(dtype=torch.float32)
-    function = loss_fn(policy="grpo", hint_weight=0.3)
-    value, wanted, metrics = loss_and_gradients(function, data, logprobs)
+    function = loss_fn(policy="grpo", hint_weight=0.3, calls_per_step=parts)
+    whole = loss_fn(policy="grpo", hint_weight=0.3)
+    value, wanted, metrics = loss_and_gradients(whole, data, logprobs)
     server = Server(logprobs)
     if parts == 1:
         assert forward_backward_on_skyrl(server, data, function) == metrics
