@@ -182,7 +182,8 @@ def _scored(
     for row, (whole, own, start) in enumerate(zip(asked, targets, starts, strict=True)):
         length = len(own) - start
         answer = futures[whole].result() if whole else [0.0] * length
-        if whole and len(answer) != len(whole):
+        # Of the first token there is none. Tinker returns None for it, and SkyRL's server leaves it out.
+        if whole and len(answer) not in (len(whole), len(whole) - 1):
             problem = f"it returned {len(answer)} numbers for the {len(whole)} tokens of data[{row}]"
             raise DataError(name, problem, "pass a SamplingClient, which returns one for each token")
         where, remedy = f"{name}, a log-probability of data[{row}]", "pass a SamplingClient"

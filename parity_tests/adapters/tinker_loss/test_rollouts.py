@@ -181,7 +181,7 @@ class Answering(Sampler):
     ("teacher", "message"),
     [
         ("base", "teacher: it is of type str, which has no compute_logprobs; pass a SamplingClient: "),
-        (Answering(lambda found: found[1:]), r"teacher: it returned 3 numbers for the 4 tokens of data\[0\]"),
+        (Answering(lambda found: found[2:]), r"teacher: it returned 2 numbers for the 4 tokens of data\[0\]"),
         (Answering(lambda found: [*found, -1.0]), r"teacher: it returned 5 numbers for the 4 tokens"),
         (
             Answering(lambda found: [*found[:-1], None]),
@@ -193,6 +193,15 @@ class Answering(Sampler):
 def test_a_wrong_teacher_is_named(teacher: Any, message: str) -> None:
     with pytest.raises(ComposerError, match=message):
         add_teacher_logprobs(batch()[0], teacher, [[1]] * 4)
+
+
+def test_a_server_may_leave_out_the_first_token_that_has_no_log_probability() -> None:
+    """As SkyRL's does."""
+    teachers = (Sampler(), Answering(lambda found: found[1:]))
+    of_tinker, of_skyrl = (add_teacher_logprobs(batch()[0], one, [[1, 2]] * 4) for one in teachers)
+    for one, other in zip(of_tinker, of_skyrl, strict=True):
+        numbers = (x.loss_fn_inputs["teacher_logprobs"].to_torch() for x in (one, other))
+        assert torch.equal(*numbers)
 
 
 def test_the_teacher_sees_the_hint_and_the_completion() -> None:
