@@ -39,11 +39,16 @@ SETTINGS: dict[str, float] = {
 
 
 def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
+    return math.exp(min(x, 0.0)) / (1 + math.exp(-abs(x)))
+
+
+def softplus(x: float) -> float:
+    """-log sigmoid(-x)."""
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
 def log_loss(h: float, eps: float = 0.0) -> float:
-    return -(1 - eps) * math.log(sigmoid(h)) - eps * math.log(sigmoid(-h))
+    return (1 - eps) * softplus(-h) + eps * softplus(h)
 
 
 def odds(s: float) -> float:
