@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import torch
 
-from composer_plugins.kernels.masking import at_least_float32
 from composer_plugins.kernels.types import Metric
 
 
@@ -13,8 +12,7 @@ def means(metrics: Mapping[str, Metric], prefix: str) -> dict[str, float]:
     if not metrics:
         return {}
     found = [
-        at_least_float32(torch.where(where, value, 0.0).sum() / where.sum().clamp(min=1))
-        for value, where in metrics.values()
+        torch.where(where, value, 0.0).sum() / where.sum().clamp(min=1) for value, where in metrics.values()
     ]
     values = torch.stack(found).tolist()
     return {f"{prefix}{name}": value for name, value in zip(metrics, values, strict=True)}
