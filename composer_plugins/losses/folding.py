@@ -15,13 +15,14 @@ ROUNDING = 1e-9
 
 
 def is_proportional(choice: Choice) -> bool:
-    """Whether this loss of c A is c times that of A, on a drawn batch; True for a loss that fails on it."""
+    """Whether this loss of c A is c times that of A, on a drawn batch; True for a loss that fails on it.
+
+    A loss that takes no advantages is not, because it is the same for each c.
+    """
+    tensors = drawn(choice)
+    divided = {name: x * FACTOR if name == "advantages" else x for name, x in tensors.items()}
     try:
-        tensors = drawn(choice)
-        whole, part = (
-            call_unchecked(choice, tensors | {"advantages": tensors["advantages"] * factor}).loss
-            for factor in (1.0, FACTOR)
-        )
+        whole, part = (call_unchecked(choice, given).loss for given in (tensors, divided))
     except Exception:  # of a user's own loss, which the first batch shows
         return True
     return torch.allclose(whole * FACTOR, part, rtol=ROUNDING, atol=0.0)

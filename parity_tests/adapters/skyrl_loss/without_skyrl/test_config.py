@@ -215,8 +215,14 @@ def with_a_bonus(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> TokenLos
     return TokenLoss(torch.where(mask, -logprobs * advantages - 0.1 * logprobs, 0.0), {})
 
 
-def test_a_users_loss_with_a_term_without_the_advantages_is_an_error() -> None:
-    options = {**OURS, NODE: {"policy": f"{__name__}:with_a_bonus"}}
+def of_likelihood(logprobs: Tensor, mask: Tensor) -> TokenLoss:
+    """A user's loss that takes no advantages at all."""
+    return TokenLoss(torch.where(mask, -logprobs, 0.0), {})
+
+
+@pytest.mark.parametrize("loss", [with_a_bonus, of_likelihood])
+def test_a_users_loss_with_a_term_without_the_advantages_is_an_error(loss: Any) -> None:
+    options = {**OURS, NODE: {"policy": f"{__name__}:{loss.__name__}"}}
     (error,) = resolve("skyrl", nested(options)).errors
     assert error.key == f"{NODE}.policy" and "has a term without the advantages" in error.problem
 
