@@ -58,7 +58,7 @@ class Convention:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     precision: Any = None  # the dtype that the framework computes in, where it is not that of the tensors
     equal_parts: bool = False  # whether all micro-batches have the same number of rows
-    find: Callable[[str], Function] | None = None  # a loss by its name in the framework's registry
+    find: Callable[[str], Function] | None = None  # a loss by its name, of a framework without a registry
     # The convention for one function, where it depends on the function's signature.
     specialise: "Callable[[Function], Convention] | None" = None
     # The convention of a version of the framework, or of the one that is read from the function or installed.

@@ -134,9 +134,10 @@ def framework_of(files: Sequence[Path], overrides: Sequence[str]) -> str:
     suffixes = ", ".join(f"{name}: {' '.join(f.suffixes)}" for name, f in examinable().items() if f.suffixes)
     named = ", ".join(map(str, files or overrides))
     problem = f"the framework of {named} is not known by the suffix ({suffixes})"
-    taking = [name for name in examinable() if overrides and not files and takes(name, overrides)]
+    taking = [name for name in examinable() if not files and takes(name, overrides)]
     remedy = f"set --framework {' or '.join(taking)}" if taking else "set --framework"
-    raise ConfigError("FILE", problem, f"{remedy}, or --verl" if "verl" in taking or not taking else remedy)
+    remedy += ", or --verl" if "verl" in taking or not taking else ""
+    raise ConfigError("FILE", problem, remedy)
 
 
 def takes(framework: str, overrides: Sequence[str]) -> bool:
