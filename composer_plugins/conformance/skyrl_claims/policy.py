@@ -111,10 +111,10 @@ def draw_case(draw: Draw) -> Case:
 
 
 def draw_options(draw: Draw, own: NamedLoss) -> dict[str, Any]:
-    """SkyRL's defaults, or each option of the loss drawn."""
+    """SkyRL's defaults, or each option that sets a parameter of the loss drawn."""
     if flag(draw, "defaults"):
         return {}
-    keys = [one.key for one in own.own]
+    keys = [one.key for one in own.own if one.sets]
     return {key: draw.choose(VALUES[key.partition(".algorithm.")[2]], key) for key in keys}
 
 
