@@ -18,7 +18,14 @@ from composer_plugins.objective.by_table import ByTable
 from composer_plugins.objective.keys import check_flag, check_tables
 from composer_plugins.objective.objective import KL, STAND_IN, Objective, channels_of
 from composer_plugins.objective.options import only_with
-from composer_plugins.objective.registered import Parsed, is_ours, loss_in, parse_choice, unlikely_value
+from composer_plugins.objective.registered import (
+    ADVANTAGE_OPTIONS,
+    Parsed,
+    is_ours,
+    loss_in,
+    parse_choice,
+    unlikely_value,
+)
 from composer_plugins.objective.rules import (
     advantage_of_another_paper,
     cut_sampling,
@@ -199,8 +206,7 @@ class Configs(ByTable):
     def _without_effect(self, table: Mapping[str, Any]) -> Iterator[Finding]:
         """Yield a warning for each option of ours beside a loss that is SkyRL's own."""
         for option in at(table, NODE) or {}:
-            is_of = option == "on_bad_reward" or str(option).startswith("advantage")
-            key = CHOOSES["advantage" if is_of else "policy"]
+            key = CHOOSES["advantage" if option in ADVANTAGE_OPTIONS else "policy"]
             if not is_ours(name := str(self.value(key, table))):
                 problem = f"it has no effect, because {key} is {name!r}, which is not ours"
                 yield Finding("warning", f"{NODE}.{option}", problem, f"set {key}=composer, or remove it")

@@ -259,6 +259,7 @@ MISTAKES: dict[str, Changes] = {
     "options that nothing reads": GRPO | node(advantage="rloo"),
     "nothing of ours": GRPO,
     "an advantage beside another estimator": GRPO | COMPOSER | node(advantage="rloo"),
+    "bad rewards beside another estimator": GRPO | COMPOSER | node(on_bad_reward="zero"),
     "a policy beside verl's loss": OURS | node(policy="cispo"),
     "the policy's weight beside verl's loss": REPLAY | node(policy_weight=0.0),
     "parameters that the workers do not see": OURS | COMPOSER | node(policy_params={"clip_high": 0.3}),

@@ -24,12 +24,11 @@ from composer_plugins.losses.choosing import Choice, with_plugin_problems
 from composer_plugins.losses.registry import losses, registry
 from composer_plugins.losses.row import Kind, of_kind
 from composer_plugins.objective.options import only_with, without_effect
-from composer_plugins.objective.registered import Parsed, is_ours, loss_in, unlikely_value
+from composer_plugins.objective.registered import ADVANTAGE_OPTIONS, Parsed, is_ours, loss_in, unlikely_value
 from composer_plugins.objective.rules import advantage_of_another_paper, cut_sampling
 
 TARGET = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
 WORKER_OVERRIDES = f"{Key.LOSS_TARGET}={TARGET} +{WORKER_NODE}='${{{NODE}}}'"
-ADVANTAGE_OPTIONS = ("advantage", "advantage_params")
 POLICY_OPTIONS = ("policy", "policy_params", "policy_weight")
 LISTED = "composer-plugins list --framework verl shows ours"
 SET_LENGTH = "set it, to data.max_response_length for example"
