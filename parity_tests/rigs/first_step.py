@@ -79,9 +79,14 @@ def advantages(of: Sequence[Reply]) -> list[float]:
     return [one.reward - means[i // SIZE] for i, one in enumerate(of)]
 
 
-def check(found: Found, objective: str) -> None:
-    """Assert the loss and the gradient of the file, up to a tolerance for float32."""
-    for number, right in recorded()["float64"][objective].items():
+def expected(objective: str) -> Found:
+    """The loss and the gradient of the file, in float64."""
+    return Found(**recorded()["float64"][objective])
+
+
+def check(found: Found, objective: str, formula: Found | None = None) -> None:
+    """Assert the loss and the gradient of the formula, or of the file, up to a tolerance for float32."""
+    for number, right in (formula or expected(objective))._asdict().items():
         ours = getattr(found, number)
         assert abs(ours / right - 1) <= tolerance(number), (
             f"{objective}: {number} {ours:.9g}, not {right:.9g}"
