@@ -153,10 +153,12 @@ class Configs(ByTable):
             yield Finding("error", Key.LENGTH, f"it is not set, and {reduction} divides by it", remedy)
         if reduction == skyrl.LEGACY:
             problem = f"it is {reduction!r}: {skyrl.LEGACY_REMARK}"
-            yield Finding("warning", Key.REDUCTION, problem, "set token_mean")
+            remedy = "token_mean divides by the tokens of the mini-batch, which trains with other weights"
+            yield Finding("warning", Key.REDUCTION, problem, remedy)
         if skyrl.ADVISED.get(name, reduction) != reduction:
             problem = f"it is {reduction!r}, and the paper of {name} takes the mean of each sequence first"
-            yield Finding("warning", Key.REDUCTION, problem, f"set {skyrl.ADVISED[name]}, as SkyRL advises")
+            remedy = f"SkyRL advises {skyrl.ADVISED[name]}, which trains with other weights"
+            yield Finding("warning", Key.REDUCTION, problem, remedy)
         corrected = (Key.USE_TIS, Key.TIS, Key.SEQUENCE_MASK, *Key.OUTLIERS, *Key.TOKEN_MASK)
         set_here = next((key for key in corrected if value(key) not in (None, False)), "")
         if set_here and name in skyrl.UNCORRECTED:
