@@ -2,6 +2,8 @@
 
 import json
 from pathlib import Path
+from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,9 @@ from composer_plugins.recipes.smollm.model import Loaded, load
 from composer_plugins.recipes.smollm.older_rollouts import OlderRolloutsTrainer
 from composer_plugins.recipes.smollm.tasks import ARITHMETIC, Task, make_task
 from parity_tests.rigs.first_step import logprobs
+from parity_tests.rigs.paths import ROOT
+
+RECORDED = Path(__file__).parent / "recorded" / "policies" / "runs.jsonl"
 
 
 def by_length(reply: str, answer: str) -> float:
@@ -100,3 +105,18 @@ def test_a_wrong_word_is_an_error_before_the_model_is_loaded(words: list[str], m
     with pytest.raises(ConfigError) as error:
         CliRunner().invoke(policies.app, words, catch_exceptions=False)
     assert message in str(error.value)
+
+
+def test_the_table_of_the_readme_is_that_of_the_recorded_runs() -> None:
+    readme = (ROOT / "recipes" / "smollm" / "README.md").read_text()
+    for name in policies.POLICIES:
+        cells = []
+        for steps, age, seeds in ((15, 0, 2), (15, 4, 2), (40, 4, 1)):
+            settings = Settings(steps=steps, policy=name, age=age)
+            task: Any = SimpleNamespace(name=ARITHMETIC)
+            start: Any = None  # no run is trained
+            recorded = Comparison("SmolLM2-135M-Instruct", start, task, settings, RECORDED).finished()
+            runs = sorted(recorded, key=lambda run: run.seed)
+            assert [run.seed for run in runs] == [*range(seeds)]
+            cells += [fmean(run.final_reward for run in runs), *(run.greedy_after for run in runs)]
+        assert f"| `{name}` | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |" in readme
