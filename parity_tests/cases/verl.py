@@ -83,7 +83,8 @@ WHY = {
 }
 SAYS_NOTHING = """
 a critic; a rollout correction without log-probabilities; a loss type of bypass_mode;
-a rollout correction with bypass_mode; an advantage beside another estimator; a policy beside verl's loss;
+a rollout correction with bypass_mode; an advantage beside another estimator;
+bad rewards beside another estimator; a policy beside verl's loss;
 parameters that the workers do not see; a policy that the workers do not see;
 an advantage that only the workers see; a policy in the workers beside verl's loss;
 a target without the node;
