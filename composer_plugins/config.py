@@ -15,6 +15,9 @@ from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Kind, of_kind
 
+# Options that only an estimator of ours reads.
+ADVANTAGE_OPTIONS = ("advantage", "advantage_params", "on_bad_reward")
+
 
 class ComposerConfig(BaseModel):
     """The options of policy_weight * policy + hint_weight * hint + replay_weight * replay."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from composer_plugins.adapters.skyrl_loss.correction import correction_of
 from composer_plugins.adapters.skyrl_loss.upstream import release_of
-from composer_plugins.config import ComposerConfig, at, entry
+from composer_plugins.config import ADVANTAGE_OPTIONS, ComposerConfig, at, entry
 from composer_plugins.errors import ConfigError, near, not_available, unknown
 from composer_plugins.findings import Finding, Findings, enforce
 from composer_plugins.frameworks import skyrl
@@ -18,14 +18,7 @@ from composer_plugins.objective.by_table import ByTable
 from composer_plugins.objective.keys import check_flag, check_tables
 from composer_plugins.objective.objective import KL, STAND_IN, Objective, channels_of
 from composer_plugins.objective.options import only_with
-from composer_plugins.objective.registered import (
-    ADVANTAGE_OPTIONS,
-    Parsed,
-    is_ours,
-    loss_in,
-    parse_choice,
-    unlikely_value,
-)
+from composer_plugins.objective.registered import Parsed, is_ours, loss_in, parse_choice, unlikely_value
 from composer_plugins.objective.rules import (
     advantage_of_another_paper,
     cut_sampling,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from composer_plugins.config import ABSENT, ComposerConfig, entry, scaled_hint, unlikely
+from composer_plugins.config import ABSENT, ADVANTAGE_OPTIONS, ComposerConfig, entry, scaled_hint, unlikely
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding, Findings, enforce
 from composer_plugins.frameworks.contract import Framework
@@ -15,7 +15,7 @@ from composer_plugins.objective.options import parameters_set
 from composer_plugins.objective.rules import denominator_of_another
 
 # Options of ComposerConfig for which a framework has another place.
-ELSEWHERE = ("advantage", "advantage_params", "on_bad_reward", "old_policy")
+ELSEWHERE = (*ADVANTAGE_OPTIONS, "old_policy")
 
 
 class Asked(NamedTuple):

@@ -15,9 +15,6 @@ from composer_plugins.losses.choosing import Choice, find_one
 from composer_plugins.losses.row import Kind, Loss
 from composer_plugins.objective.options import SetBy, parameters_set
 
-# Options of ours that only an estimator of ours reads.
-ADVANTAGE_OPTIONS = ("advantage", "advantage_params", "on_bad_reward")
-
 
 class Parsed(NamedTuple):
     """What an advantage or a policy loss is asked for."""

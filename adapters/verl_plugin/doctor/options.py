@@ -15,7 +15,7 @@ from composer_plugins.adapters.verl_plugin.doctor.misspelt import WORKER_NODE, m
 from composer_plugins.adapters.verl_plugin.surface import NODE, SAMPLED, TRAINER, Channels, LossKind
 from composer_plugins.adapters.verl_plugin.upstream import Release
 from composer_plugins.columns import CHOSEN, HINT, REJECTED
-from composer_plugins.config import ComposerConfig, at, scaled_hint
+from composer_plugins.config import ADVANTAGE_OPTIONS, ComposerConfig, at, scaled_hint
 from composer_plugins.errors import ComposerError, did_you_mean, in_a_line, near, unknown
 from composer_plugins.findings import Finding, Findings, Severity
 from composer_plugins.frameworks import verl
@@ -24,7 +24,7 @@ from composer_plugins.losses.choosing import Choice, with_plugin_problems
 from composer_plugins.losses.registry import losses, registry
 from composer_plugins.losses.row import Kind, of_kind
 from composer_plugins.objective.options import only_with, without_effect
-from composer_plugins.objective.registered import ADVANTAGE_OPTIONS, Parsed, is_ours, loss_in, unlikely_value
+from composer_plugins.objective.registered import Parsed, is_ours, loss_in, unlikely_value
 from composer_plugins.objective.rules import advantage_of_another_paper, cut_sampling
 
 TARGET = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
