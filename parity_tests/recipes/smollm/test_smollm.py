@@ -44,12 +44,6 @@ def test_a_name_that_is_no_task_is_an_error() -> None:
         make_task("chain_smu")
 
 
-@pytest.fixture(scope="module")
-def smollm() -> Loaded:
-    """The model of the wheel."""
-    return load(None, "cpu")
-
-
 @pytest.fixture
 def short() -> Task:
     """A task of a few questions."""

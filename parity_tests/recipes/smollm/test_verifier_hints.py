@@ -16,7 +16,7 @@ from composer_plugins.recipes.codebook.run import Run
 from composer_plugins.recipes.smollm.__main__ import app
 from composer_plugins.recipes.smollm.asking import Settings, subject_of
 from composer_plugins.recipes.smollm.comparing import Comparison
-from composer_plugins.recipes.smollm.model import Loaded, load
+from composer_plugins.recipes.smollm.model import Loaded
 from composer_plugins.recipes.smollm.run import train
 from composer_plugins.recipes.smollm.tasks import ARITHMETIC, Task, make_task, question
 from composer_plugins.recipes.smollm.verifier_hints import wrong_replies
@@ -66,12 +66,6 @@ def test_a_source_of_hints_that_is_not_known_is_an_error(tmp_path: Path) -> None
     error = CliRunner().invoke(app, words).exception
     assert isinstance(error, ConfigError)
     assert str(error) == "--hints: unknown source of hints 'verifer'; did you mean 'verifier'?"
-
-
-@pytest.fixture(scope="module")
-def smollm() -> Loaded:
-    """The model of the wheel."""
-    return load(None, "cpu")
 
 
 @pytest.fixture

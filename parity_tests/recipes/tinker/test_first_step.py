@@ -15,7 +15,7 @@ import pytest
 from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 from safetensors.torch import load_file
 
-from composer_plugins.recipes.smollm.model import Loaded, load
+from composer_plugins.recipes.smollm.model import Loaded
 from composer_plugins.recipes.tinker.server import served
 from parity_tests.rigs import first_step
 from parity_tests.rigs.first_step import GROUPS, OBJECTIVES, SIZE, Found, check, expected
@@ -25,12 +25,6 @@ from parity_tests.rigs.tinker_first_step import RANK
 pytestmark = pytest.mark.slow
 
 ALPHA = 32  # of the server
-
-
-@pytest.fixture(scope="module")
-def smollm() -> Loaded:
-    """The model of the wheel."""
-    return load(None, "cpu")
 
 
 @pytest.fixture(scope="module")
