@@ -15,13 +15,14 @@ from composer_plugins.adapters.prime_rl_plugin.values import (
     is_replay,
     is_stamped_in_part,
 )
-from composer_plugins.errors import DataError
 from composer_plugins.findings import Finding, enforce
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.composer import composer
 from composer_plugins.kernels.masking import at_least_float32, keep
 from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.losses.calling import call, differ_by_token, differing_advantages
+from composer_plugins.losses.flags import Flags
+from composer_plugins.losses.inputs import positive_logprob
 from composer_plugins.objective.terms import hint_choice, hinted_advantages, policy_term
 
 
@@ -45,25 +46,6 @@ MISSED = {
         f"set {upstream.SUPPORT_OPTION} = true in [inference], and top_p in [orchestrator.train.sampling]",
     ),
 }
-
-
-class Flags:
-    """Booleans on a GPU, which are looked at without waiting for it."""
-
-    def __init__(self) -> None:
-        self.pending: list[tuple[Tensor, torch.cuda.Event]] = []  # copied to the host once the event is there
-
-    def any(self, flag: Tensor) -> bool:
-        """Whether one of the flags so far is true, of those that the GPU has computed by now."""
-        if not flag.is_cuda:
-            return bool(flag)
-        event = torch.cuda.Event()
-        self.pending.append((flag.to("cpu", non_blocking=True), event))
-        event.record()
-        found = False
-        while self.pending and self.pending[0][1].query():
-            found |= bool(self.pending.pop(0)[0])
-        return found
 
 
 class ChannelsLoss:
@@ -92,8 +74,12 @@ class ChannelsLoss:
         self._check(inputs, s)
         if self.awaited:
             self._wait(s)
-        if self.positive and s.reference is not None:
-            _reject_positive(self.positive, s.reference, s.mask)
+        if (
+            self.positive
+            and s.reference is not None
+            and self.positive.any(is_no_logprob(s.reference, s.mask))
+        ):
+            raise positive_logprob("ref_logprobs", "a positive number")
         masks = _masks(s)
         if self.in_part and masks.hint is not None and s.mask.shape[-1] >= RUN:
             self._warn_of_parts(self.in_part, s.reference, masks.hint)
@@ -218,14 +204,6 @@ class ChannelsLoss:
         sides = averages.trust_region(policy.metrics, kl)
         averages.of_kernel(policy.metrics, (*sides, *self.reported))
         return averages.computed(excess)
-
-
-def _reject_positive(flags: Flags, reference: Tensor, mask: Tensor) -> None:
-    """Raise DataError for references that cannot be log-probabilities."""
-    if flags.any(is_no_logprob(reference, mask)):
-        problem = "it has positive numbers, which are no log-probabilities"
-        remedy = "stamp log-probabilities in nats, with stamps.stamp_reference"
-        raise DataError("ref_logprobs", problem, remedy)
 
 
 def _masks(s: upstream.Streams) -> Masks:

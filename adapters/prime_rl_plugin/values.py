@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from composer_plugins.errors import DataError
-from composer_plugins.losses.inputs import largest_logprob
+from composer_plugins.losses.inputs import LARGEST_LOGPROB, positive_logprob
 
 if TYPE_CHECKING:  # the store and the stamps run where torch need not be loaded
     from torch import Tensor
@@ -45,7 +45,7 @@ def is_stamped_in_part(reference: "Tensor", mask: "Tensor") -> "Tensor":
 
 def is_no_logprob(reference: "Tensor", mask: "Tensor") -> "Tensor":
     """Whether an unmasked token has a positive reference that is not the mark of a pair."""
-    return (mask & (reference > largest_logprob()) & (reference != REPLAY)).any()
+    return (mask & (reference > LARGEST_LOGPROB) & (reference != REPLAY)).any()
 
 
 def reference_values(values: Sequence[float] | Array, count: int, key: str) -> Array:
@@ -64,14 +64,10 @@ def stamped(references: Array) -> Array:
 
 
 def log_probabilities(values: Sequence[float] | Array, count: int, key: str) -> Array:
-    """`values` as `count` log-probabilities; what exceeds 0 only by rounding becomes 0.
-
-    The engine's precision is not known here, so up to 0.05 counts as rounding (`inputs.largest_logprob`).
-    """
+    """`values` as `count` log-probabilities; what exceeds 0 only by rounding becomes 0."""
     array = numbers(values, count, key)
-    if (wrong := array > largest_logprob()).any():
-        problem = f"{array[wrong][0]} at position {wrong.argmax()} is positive"
-        raise DataError(key, problem, "pass log-probabilities, in nats")
+    if (wrong := array > LARGEST_LOGPROB).any():
+        raise positive_logprob(key, f"{array[wrong][0]} at position {wrong.argmax()}")
     return np.minimum(array, 0.0)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from composer_plugins.errors import DataError
-from composer_plugins.losses.inputs import largest_logprob
+from composer_plugins.losses.inputs import LARGEST_LOGPROB, positive_logprob
 
 TARGETS = "target_tokens"
 FROM_TARGETS = "add the tokens that the log-probabilities are of"
@@ -150,18 +150,14 @@ class Batch(NamedTuple):
 
 
 def check_values(where: str, x: Tensor, mask: Tensor, *, is_logprob: bool) -> None:
-    """Raise DataError unless the numbers at unmasked tokens are finite, and a log-probability not positive.
-
-    The precision of the engine that computed it is not known.
-    """
+    """Raise DataError unless the numbers at unmasked tokens are finite, and log-probabilities possible."""
     unmasked = x.detach()[mask]
     if not bool(unmasked.isfinite().all()):
         number = float(unmasked[~unmasked.isfinite()][0])
         problem = f"it holds {number} at an unmasked token"
         raise DataError(where, problem, "mask the token out, or find out where the number comes from")
-    if is_logprob and unmasked.numel() and (largest := float(unmasked.max())) > largest_logprob():
-        problem = f"it holds {largest:.4g} at an unmasked token, and a log-probability is never positive"
-        raise DataError(where, problem, "write log-probabilities in nats, not probabilities or losses")
+    if is_logprob and unmasked.numel() and (largest := float(unmasked.max())) > LARGEST_LOGPROB:
+        raise positive_logprob(where, f"{largest:.4g} at an unmasked token")
 
 
 def with_entries(datum: Any, entries: Mapping[str, Tensor]) -> Any:

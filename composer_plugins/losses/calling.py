@@ -18,13 +18,14 @@ from composer_plugins.losses.inputs import (
     FLOAT,
     INPUTS,
     INTEGER,
-    ROUNDINGS,
+    LARGEST_LOGPROB,
     ROWS,
     TOKENS,
-    largest_logprob,
+    positive_logprob,
 )
 from composer_plugins.losses.row import Loss
 
+ROUNDINGS = 64  # so many units in the last place may equal advantages differ by
 NOT_TENSORS: dict[str, type] = {"a torch.Generator": torch.Generator, "an int": int}
 
 
@@ -262,7 +263,5 @@ def _unmasked(x: Tensor, mask: Tensor | None) -> Tensor:
 def _check_not_positive(need: str, x: Tensor) -> None:
     numbers = torch.where(x.isnan(), torch.zeros_like(x), x)
     largest = float(numbers.max()) if x.numel() else 0.0
-    if largest > largest_logprob(torch.finfo(x.dtype).eps):
-        problem = f"it holds {largest:.4g} at an unmasked token, and a log-probability is never positive"
-        remedy = "pass log pi(y_t), not probabilities, logits or negative log-likelihoods"
-        raise DataError(need, problem, remedy)
+    if largest > LARGEST_LOGPROB:
+        raise positive_logprob(need, f"{largest:.4g} at an unmasked token")

@@ -6,19 +6,20 @@ is configured. Shapes are written as in `kernels/README.md`.
 
 from typing import NamedTuple
 
-# Rounding may put a log-probability above 0, by at most min(ROUNDINGS * eps, MOST) nats. It is a difference
-# of logits of some tens, so its error is some tens of eps. In half precision that would be 0.5, but there too
-# a log-softmax is summed in float32 and only its result is rounded. So the limit is 0.05: a probability of
-# 1.05.
-ROUNDINGS, MOST = 64, 0.05
+from composer_plugins.errors import DataError
+
+# Rounding may put a log-probability above 0. An engine that computes in bfloat16 subtracts numbers of 8 bits:
+# between 16 and 32 neighbouring ones are 0.125 apart, and +0.03 to +0.125 was seen. A larger number is no
+# log-probability, whatever the precision.
+LARGEST_LOGPROB = 0.125
 
 
-def largest_logprob(eps: float | None = None) -> float:
-    """The largest log-probability that may be 0 before rounding, in nats.
-
-    `eps` is that of its dtype. Without it the precision is not known, as with an inference engine's numbers.
-    """
-    return MOST if eps is None else min(ROUNDINGS * eps, MOST)
+def positive_logprob(key: str, shown: str) -> DataError:
+    """The error at `key` for log-probabilities above `LARGEST_LOGPROB`; `shown` is one of them, in words."""
+    problem = f"it holds {shown}, and a log-probability is at most 0, or {LARGEST_LOGPROB} where bfloat16 "
+    problem += "has rounded it"
+    remedy = "pass log pi(y_t) in nats, not probabilities, logits or negative log-likelihoods"
+    return DataError(key, problem, remedy)
 
 
 FLOAT, BOOLEAN, INTEGER, COUNT = "floating-point", "boolean", "integer", "integer or floating-point"

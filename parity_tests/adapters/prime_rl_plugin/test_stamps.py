@@ -26,7 +26,7 @@ from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.findings import ComposerWarning
 from composer_plugins.kernels.preference import dpo
 from composer_plugins.losses.calling import _check_not_positive
-from composer_plugins.losses.inputs import MOST
+from composer_plugins.losses.inputs import LARGEST_LOGPROB
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs import prime_rl_nodes as double
 from parity_tests.rigs.paths import ROOT
@@ -175,17 +175,17 @@ def test_a_reference_lands_on_the_sampled_tokens_and_on_no_other() -> None:
 
 
 def test_a_stamp_takes_what_the_check_of_a_losss_inputs_takes_in_half_precision() -> None:
-    """An engine that computes in bfloat16 may send 1e-4; `inputs.MOST` is the limit in both places."""
-    for value in (1e-4, 0.9 * MOST):
+    for value in (1e-4, LARGEST_LOGPROB):
         node = answer([1, 2], [-0.1, -0.2])
         stamp_reference(node, [value, -0.3])
         assert node.reference_logprobs == [-SMALLEST, -0.3]  # 0.0 is what PRIME-RL writes without a stamp
         _check_not_positive("teacher_logprobs", torch.tensor([value, -0.3], dtype=torch.bfloat16))
-    with pytest.raises(DataError, match="is positive"):
-        stamp_reference(answer([1, 2], [-0.1, -0.2]), [1.1 * MOST, -0.3])
-    with pytest.raises(DataError, match="never positive"):
-        _check_not_positive("teacher_logprobs", torch.tensor([1.1 * MOST, -0.3], dtype=torch.bfloat16))
-    assert MOST < MARKED
+    with pytest.raises(DataError, match="where bfloat16 has rounded it"):
+        stamp_reference(answer([1, 2], [-0.1, -0.2]), [1.1 * LARGEST_LOGPROB, -0.3])
+    with pytest.raises(DataError, match="where bfloat16 has rounded it"):
+        wrong = torch.tensor([1.1 * LARGEST_LOGPROB, -0.3], dtype=torch.bfloat16)
+        _check_not_positive("teacher_logprobs", wrong)
+    assert LARGEST_LOGPROB < MARKED
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_weights_that_upstream_reads_otherwise_are_found() -> None:
     ("reference", "said"),
     [
         ([-1.0], "1 numbers for 2 tokens"),
-        ([-1.0, 0.25], "0.25 at position 1 is positive"),
+        ([-1.0, 0.25], "it holds 0.25 at position 1, and a log-probability is at most 0"),
         ([1.0, -1.0], "its mark is at 1 of 2"),
         ([1.0], "its mark is at 1 of 2"),
         ([1.0, 1.0], "its mark is there without its weights"),

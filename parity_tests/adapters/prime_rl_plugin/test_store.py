@@ -310,7 +310,7 @@ def test_of_two_values_the_last_one_counts(path: Path) -> None:
 @pytest.mark.parametrize(
     ("token_ids", "values", "kind", "said"),
     [
-        ([1, 2], [-1.0, 0.5], "reference", "0.5 at position 1 is positive"),
+        ([1, 2], [-1.0, 0.5], "reference", "it holds 0.5 at position 1"),
         ([1, 2], [0.0, 0.0], "reference", "exactly 0.0"),
         ([1, 2], [0.0, 1e-60], "replay", "0 throughout in float32"),
         ([1, 2], [0.0, 1e60], "replay", r"1e\+60 at position 1; .* within the range of float32"),
