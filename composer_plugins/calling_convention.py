@@ -1,9 +1,9 @@
 """`Convention`: how a framework calls a loss function of a user's, and what it does with the result."""
 
+import ast
 import inspect
-import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -74,7 +74,11 @@ class Convention:
 
 
 def words_of(function: Function) -> set[str]:
-    """The names in the source of a function's module, and of the modules that it imports something from."""
+    """The names that a function's module uses, and the modules that it imports something from.
+
+    They are names of the code, and strings that are a name or a path of names: `config.get("a.b")`. A comment
+    or a docstring uses none.
+    """
     function = inspect.unwrap(getattr(function, "func", function))
     own = sys.modules.get(getattr(function, "__module__", ""))
     space = getattr(function, "__globals__", vars(own) if own else {})
@@ -82,9 +86,17 @@ def words_of(function: Function) -> set[str]:
     found = {space.get("__file__"), *(getattr(sys.modules.get(str(one)), "__file__", "") for one in named)}
     words = set[str]()
     for file in (one for one in found if one and one.endswith(".py")):
-        with suppress(OSError, ValueError), open(file, encoding="utf-8") as text:
-            words |= {*re.findall(r"[^\W\d]\w*", text.read())}
+        with suppress(OSError, ValueError, SyntaxError), open(file, encoding="utf-8") as text:
+            words |= {*_names_of(ast.parse(text.read()))}
     return words
+
+
+def _names_of(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        for field_of_node in ("id", "attr", "arg", "name", "value"):
+            found = getattr(node, field_of_node, None)
+            if isinstance(found, str) and all(part.isidentifier() for part in found.split(".")):
+                yield from found.split(".")
 
 
 def checked_pair(

@@ -5,6 +5,7 @@ bundled rows with the same function.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -29,6 +30,7 @@ STRINGS = {
     Loss: ("path", "summary", "paper", "proof", "tex", "mode", "advantage", "gradient"),
     Dialect: ("source", "proof", "note", "mode"),
 }
+EXAMPLES = {"float": 1.5, "int": 2, "bool": True}  # by the name of a type, in an annotation
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 MEND = "correct the row, a composer_plugins.losses.row.Loss"
 
@@ -124,7 +126,10 @@ def _derived(
         problem, remedy = f"{path!r} takes no input by position", f"take inputs among {', '.join(inputs)}"
         raise ConfigError(option, problem, remedy)
     keywords = [name for name in takes if name not in (*needs, *optional)]
-    unranged = {name: Parameter(f"a parameter of {path}", unchecked=True) for name in keywords}
+    unranged = {
+        name: Parameter(f"a parameter of {path}", unchecked=True, example=another_than_none(takes[name]))
+        for name in keywords
+    }
     return Loss(
         name=path,
         kind=kind,
@@ -137,6 +142,14 @@ def _derived(
         parameters=unranged,
         **declared(function, path, option, mode="", average=False),
     )
+
+
+def another_than_none(parameter: inspect.Parameter) -> float | None:
+    """A value for a parameter whose default is None and whose annotation is a number; None for any other."""
+    if parameter.default is not None:
+        return None
+    annotation = str(getattr(parameter.annotation, "__name__", parameter.annotation))
+    return next((value for name, value in EXAMPLES.items() if re.search(rf"\b{name}\b", annotation)), None)
 
 
 def declared(

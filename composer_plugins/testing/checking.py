@@ -146,8 +146,8 @@ def with_options(
         if not {*key.split(".")} <= words:
             known = words or takes
             nearest = near(key.rpartition(".")[2], known)
-            remedy = did_you_mean(nearest) if nearest else f"name one of {', '.join(known)}"
-            if not known or (words and not nearest):
+            remedy = did_you_mean(nearest) if nearest else f"name one of {', '.join(takes)}"
+            if not nearest and (has_config or not takes):
                 remedy = "remove it, or read it in the function"
             raise ConfigError("--option", f"nothing in the function reads {key!r}", remedy)
         (others if has_config else parameters)[key] = value

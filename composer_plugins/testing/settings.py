@@ -280,7 +280,7 @@ def several(parameter: Parameter, value: Any) -> list[Any]:
         return list(parameter.choices)
     if isinstance(value, bool):
         return [value, not value]
-    if value is None and not parameter.unchecked:
+    if value is None and (parameter.example is not None or not parameter.unchecked):
         others = [sample(parameter)]
     elif isinstance(value, int) and (parameter.integer or parameter.unchecked):
         others = [value + 1, value - 1]

@@ -237,7 +237,7 @@ def dead_parameter_of_a_sum(logprobs, old_logprobs, advantages, mask, clip=True,
 def parameters(
     logprobs, old_logprobs, advantages, mask, low=0.2, high=0.28, name="", delta: "float | None" = None
 ):
-    return ppo(logprobs, old_logprobs, advantages, mask, clip_low=low, clip_high=high).loss
+    return ppo(logprobs, old_logprobs, advantages, mask, clip_low=low, clip_high=high, dual_clip=delta).loss
 
 
 def without_a_mask(logprobs: Tensor, advantages: Tensor) -> Tensor:
@@ -704,6 +704,22 @@ def cispo(log_probs, old_log_probs, advantages, config, loss_mask=None, rollout_
 def sft(log_probs, old_log_probs, advantages, config, loss_mask=None, rollout_logprobs=None):
     return -torch.where(loss_mask.bool(), log_probs, 0.0).sum(), {}
 """
+SWALLOW = """# nothing reads clip_ratio_c
+import torch
+def _loss(logprobs, old_logprobs, advantages, mask, c_clip):
+    ratio = torch.exp(torch.where(mask, logprobs - old_logprobs.detach(), 0.0).clamp(-20, 20))
+    a = torch.where(mask, advantages, 0.0)
+    loss = torch.max(-ratio * a, -ratio.clamp(0.8, 1.2) * a)
+    if c_clip is not None:
+        loss = torch.where(a < 0, torch.min(loss, -c_clip * a), loss)
+    return torch.where(mask, loss, 0.0)
+def with_kwargs(logprobs, old_logprobs, advantages, mask, *, c_clip: float | None = None, **kwargs):
+    return _loss(logprobs, old_logprobs, advantages, mask, c_clip)
+def inert(logprobs, old_logprobs, advantages, mask, *, c_clip: float | None = None):
+    return _loss(logprobs, old_logprobs, advantages, mask, 3.0)
+def summed(logprobs, old_logprobs, advantages, mask, *, c_clip: "float | None" = None):
+    return _loss(logprobs, old_logprobs, advantages, mask, 3.0).sum()
+"""
 # The file, its function, the options, the exit status, and what is said.
 IN_THE_WILD: list[tuple[str, str, str, int, str]] = [
     (FOUR_MODES, "loss", "--as verl --version 0.9.1", 0, "token-sum'): ValueError: Invalid loss_agg_mode"),
@@ -723,6 +739,11 @@ IN_THE_WILD: list[tuple[str, str, str, int, str]] = [
     (OF_SKYRL, "cispo", "--as skyrl", 0, "without rollout_logprobs: AssertionError"),
     (OF_SKYRL, "cispo", "--as skyrl --option cispo.cispo_eps_clip_high=9", 0, "0 failed"),
     (OF_SKYRL, "sft", "--as skyrl", 0, "other advantages change nothing"),
+    (SWALLOW, "with_kwargs", f"--as torch --only {OPTION} -v", 0, f"passed: {OPTION}"),
+    (SWALLOW, "with_kwargs", f"--as torch --only {OPTION} --option c_clip=2.0", 0, "1 passed"),
+    (SWALLOW, "with_kwargs", "--as torch --option clip_ratio_c=3.0", 2, "name one of c_clip"),
+    (SWALLOW, "inert", f"--as torch --only {OPTION}", 1, "'c_clip': [None, 1.5] all give the same"),
+    (SWALLOW, "summed", f"--as torch --only {OPTION}", 0, "'c_clip': [None, 1.5] all give the same"),
 ]
 
 

@@ -12,9 +12,10 @@ from torch import Tensor
 from composer_plugins.calling_convention import Called, Convention, Counts, Function
 from composer_plugins.errors import ConfigError
 from composer_plugins.losses.calling import call_unchecked
-from composer_plugins.losses.derived import declared
+from composer_plugins.losses.derived import another_than_none, declared
 from composer_plugins.losses.row import Loss, Parameter
 from composer_plugins.testing.assertions import tolerance
+from composer_plugins.testing.conventions.functional import signature_of
 from composer_plugins.testing.gradients import value_and_gradients, with_trained_gradients
 from composer_plugins.testing.inputs import DRAWS, Batch, draw, float_tensors, select_rows, tensors
 from composer_plugins.testing.laws.results import has_effect
@@ -60,7 +61,11 @@ def row_of(function: Function, convention: Convention, name: str) -> Loss:
         raise ConfigError("check", problem, "remove it, or name the laws that do not hold in exceptions")
     if attributes["gradient"] == "score":  # of a loss per token
         attributes["gradient"] = "surrogate"
-    own = {option: Parameter(f"of {name}", unchecked=True) for option in convention.parameters}
+    own = {
+        option: Parameter(f"of {name}", unchecked=True, example=another_than_none(parameter))
+        for option, parameter in signature_of(function).parameters.items()
+        if option in convention.parameters
+    }
     options = {
         option: Parameter(f"of {convention.framework}", choices=values)
         for option, values in convention.options.items()

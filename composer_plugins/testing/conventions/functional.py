@@ -16,6 +16,7 @@ from torch import Tensor
 from composer_plugins.calling_convention import Called, Convention, Counts, Function, scalar_problems
 from composer_plugins.errors import ConfigError, did_you_mean, near
 from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.losses.derived import another_than_none
 from composer_plugins.testing.law import numbers
 from composer_plugins.testing.report import Outcome
 
@@ -83,12 +84,16 @@ def _may_be_a_tensor(parameter: inspect.Parameter) -> bool:
 
 
 def own_parameters(function: Function) -> dict[str, Any]:
-    """The function's parameters that are no input, with their defaults: numbers, booleans and strings."""
+    """The function's parameters that are no input, with their defaults: numbers, booleans and strings.
+
+    A default of None is one where the annotation is a number.
+    """
     inputs = {REDUCTION, *(theirs for aliases in ALIASES.values() for theirs in aliases)}
     return {
         name: parameter.default
         for name, parameter in signature_of(function).parameters.items()
-        if name not in inputs and isinstance(parameter.default, VALUES)
+        if name not in inputs
+        and (isinstance(parameter.default, VALUES) or another_than_none(parameter) is not None)
     }
 
 
@@ -115,8 +120,8 @@ def kernel_of(function: Function, names: Mapping[str, str]) -> Function:
         [
             *(kind(name, kind.POSITIONAL_OR_KEYWORD) for name in names),
             *(
-                kind(name, kind.KEYWORD_ONLY, default=value)
-                for name, value in own_parameters(function).items()
+                signature_of(function).parameters[name].replace(kind=kind.KEYWORD_ONLY)
+                for name in own_parameters(function)
             ),
         ]
     )
