@@ -22,6 +22,7 @@ from composer_plugins.adapters.prime_rl_plugin.stamps import (
 )
 from composer_plugins.adapters.prime_rl_plugin.upstream import check_node_type
 from composer_plugins.adapters.prime_rl_plugin.values import MARKED, RUN
+from composer_plugins.conformance.stubs import Empty
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.findings import ComposerWarning
 from composer_plugins.kernels.preference import dpo
@@ -359,7 +360,9 @@ def test_an_old_verifiers_is_rejected_with_the_remedy() -> None:
 
 
 def test_the_real_branch_spreads_stamps_as_the_double_does() -> None:
-    pytest.importorskip("verifiers.v1.graph", reason="needs verifiers, not on the package index in this form")
+    found = pytest.importorskip("verifiers.v1.graph", reason="needs verifiers, and no package index has it")
+    if isinstance(found, Empty):
+        pytest.skip("needs verifiers, and a stub is in its place")
     from verifiers.v1 import graph, trace, types
 
     check_node_type(graph.MessageNode)
