@@ -1,5 +1,6 @@
 """What is SkyRL's own: its release, its config as a table, and the code of its off-policy correction."""
 
+import sys
 from dataclasses import asdict, is_dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
@@ -12,17 +13,22 @@ from torch import Tensor
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.skyrl import CORRECTION, SKYRL, Key
 
+CONFIG = "skyrl.train.config.config"  # its module of the config's classes
 PADDING_UID = "pad"  # the uid of a row with which SkyRL pads a batch begins with this
 
 
 def release_of(version: str | None) -> str:
     """The release whose defaults count: of `version`, else of the installed SkyRL, else the newest known.
 
+    Where SkyRL's config is loaded, its class says it: SkyRL's main branch has the version 0.3.0, and the
+    options of 0.4.
     Raises ConfigError for a `version` of another release than those that are known.
     """
     if version is not None and _numbers(version) not in map(_numbers, SKYRL.releases):
         known = ", ".join(SKYRL.releases)
         raise ConfigError("--version", f"SkyRL {version} is not known here", f"set one of {known}")
+    if version is None and (loaded := sys.modules.get(CONFIG)) is not None:
+        return "0.4" if hasattr(loaded.CISPOConfig, Key.ANCHOR.rpartition(".")[2]) else "0.3"
     if version is None:
         try:
             version = version_of("skyrl")

@@ -1,7 +1,9 @@
 """What is read of SkyRL's configs, what the doctor says of them, and what `migrate` writes."""
 
 import shlex
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from composer_plugins.adapters.skyrl_loss.upstream import release_of
+from composer_plugins.adapters.skyrl_loss.upstream import CONFIG, release_of
 from composer_plugins.cli import app
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks import skyrl
@@ -94,6 +96,14 @@ def test_cispo_has_other_defaults_before_0_4() -> None:
 @pytest.mark.parametrize("version, release", [("0.3.1", "0.3"), ("0.4.0", "0.4"), ("0.4", "0.4")])
 def test_the_release_of_a_version(version: str, release: str) -> None:
     assert release_of(version) == release
+
+
+def test_the_class_of_the_config_says_the_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SkyRL's main branch has the version 0.3.0, and the options of 0.4."""
+    for release, fields in (("0.3", ()), ("0.4", ("cispo_anchor",))):
+        config = SimpleNamespace(CISPOConfig=type("CISPOConfig", (), dict.fromkeys(fields, "old")))
+        monkeypatch.setitem(sys.modules, CONFIG, config)
+        assert release_of(None) == release
 
 
 @pytest.mark.parametrize("version", ["0.2.0", "0.10.1", "0.5", "4"])
