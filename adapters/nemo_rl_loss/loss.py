@@ -6,6 +6,7 @@ so a cut into micro-batches, packed sequences or ranks leaves the gradient. NeMo
 it asks for the type of a loss, and not before.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,13 +15,16 @@ from torch import Tensor
 
 from composer_plugins.adapters.nemo_rl_loss.upstream import interfaces
 from composer_plugins.config import ComposerConfig
-from composer_plugins.errors import ConfigError
+from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.frameworks.contract import NOTHING
 from composer_plugins.frameworks.nemo_rl import LOSS, NEMO_RL
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.masking import keep
 from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.losses.calling import call
+from composer_plugins.losses.choosing import Choice
+from composer_plugins.losses.finite import loss_not_finite, not_finite
+from composer_plugins.losses.masks import boolean_mask
 from composer_plugins.objective.objective import NORM
 from composer_plugins.objective.own_options import asked
 from composer_plugins.objective.per_token import Terms, metric_sums, per_token
@@ -148,20 +152,28 @@ class ComposerLoss(NemoLoss):
         global_valid_seqs: Tensor | None,
         global_valid_toks: Tensor | None,
     ) -> tuple[Tensor, dict[str, float]]:
-        """The loss [] of one micro-batch, and metrics as numbers. `data` has the width tokens + 1."""
-        samples = data["sample_mask"]
-        mask = (data["token_mask"][:, 1:] * samples.unsqueeze(-1)).bool()
-        sampled = data["generation_logprobs"][:, 1:]
-        old = next_token_logprobs.detach() if self.forced else data["prev_logprobs"][:, 1:]
+        """The loss [] of one micro-batch, and metrics as numbers. `data` has the width tokens + 1.
+
+        Raises DataError for a key of `data` that is absent or has another shape, and for a loss that is not
+        finite. At the first call it checks the numbers of the masks and of the log-probabilities too.
+        """
+        sizes = [len(next_token_logprobs), next_token_logprobs.shape[1] + 1]
+        mask, samples = mask_of(data, sizes, check=self.is_new)
+
+        def next_tokens(name: str) -> Tensor:
+            return tensor_of(data, name, sizes)[:, 1:]
+
+        sampled = next_tokens("generation_logprobs")
+        old = next_token_logprobs.detach() if self.forced else next_tokens("prev_logprobs")
         given = {
             "logprobs": next_token_logprobs,
             "old_logprobs": old,
             "rollout_logprobs": sampled,
-            "advantages": data["advantages"][:, 1:],
+            "advantages": next_tokens("advantages"),
             "mask": mask,
         }
         if self.terms.reads_reference:
-            given["ref_logprobs"] = data["reference_policy_logprobs"][:, 1:]
+            given["ref_logprobs"] = next_tokens("reference_policy_logprobs")
         if (unfiltered := data.get("curr_logprobs_unfiltered")) is not None:
             given["unfiltered_logprobs"] = unfiltered
         token = per_token(self.terms, given, check=self.is_new)
@@ -172,7 +184,9 @@ class ComposerLoss(NemoLoss):
             "token_mult_prob_error": keep(gap.abs().exp(), mask).sum(),
             "gen_kl_error": keep((-gap).expm1() + gap, mask).sum(),
         }
-        return loss, reported(loss, token, mask, samples, global_valid_toks, ours)
+        found = reported(loss, token, mask, samples, global_valid_toks, ours)
+        require_finite(found["loss"], self.terms.objective.policy, given)
+        return loss, found
 
 
 class ComposerDistillationLoss(NemoLoss):
@@ -237,9 +251,9 @@ class ComposerDistillationLoss(NemoLoss):
         global_valid_seqs: Tensor | None,
         global_valid_toks: Tensor | None,
     ) -> tuple[Tensor, dict[str, float]]:
-        """The loss [] of one micro-batch, and metrics as numbers."""
-        samples, width = data["sample_mask"], student_topk_logprobs.shape[1]
-        mask = (data["token_mask"][:, 1:][:, :width] * samples.unsqueeze(-1)).bool()
+        """The loss [] of one micro-batch, and metrics as numbers. DataError as from `ComposerLoss`."""
+        sizes = [len(student_topk_logprobs), student_topk_logprobs.shape[1] + 1]
+        mask, samples = mask_of(data, sizes, check=self.is_new, is_cut=True)
         given = {
             "student_logits": student_topk_logprobs,
             "teacher_logits": teacher_topk_logprobs,
@@ -248,7 +262,40 @@ class ComposerDistillationLoss(NemoLoss):
         token: TokenLoss = call(self.divergence, given, check=self.is_new)
         self.is_new, kept = False, TokenLoss(keep(token.loss, mask), token.metrics)
         loss = self.reduced(kept.loss, mask, global_valid_seqs, global_valid_toks)
-        return loss, reported(loss, kept, mask, samples, global_valid_toks)
+        found = reported(loss, kept, mask, samples, global_valid_toks)
+        sides = {"student_logprobs": student_topk_logprobs, "teacher_logprobs": teacher_topk_logprobs}
+        require_finite(found["loss"], self.divergence, {**sides, "mask": mask.unsqueeze(-1)})
+        return loss, found
+
+
+def tensor_of(data: Mapping[str, Any], name: str, sizes: list[int], *, is_cut: bool = False) -> Tensor:
+    """data[name] of these sizes, [B] or [B, S]. With `is_cut` it may be longer, and the end is cut off.
+
+    Raises DataError if it is absent or has another shape.
+    """
+    found, axes = data.get(name), ("[B], one number per sample", "[B, S], one number per token")
+    cut = found[..., : sizes[-1]] if is_cut and found is not None else found
+    if cut is None or list(cut.shape) != sizes:
+        problem = "it is not there" if found is None else f"its shape is {list(found.shape)}"
+        raise DataError(f"data[{name!r}]", problem, f"pass {axes[len(sizes) - 1]}, here {sizes}")
+    return cut
+
+
+def mask_of(
+    data: Mapping[str, Any], sizes: list[int], *, check: bool, is_cut: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The unmasked tokens of the samples that count, [B, S - 1], and data["sample_mask"], [B]."""
+    samples = tensor_of(data, "sample_mask", sizes[:1])
+    rows = boolean_mask("data['sample_mask']", samples, check=check).unsqueeze(-1)
+    tokens = tensor_of(data, "token_mask", sizes, is_cut=is_cut)[:, 1:]
+    return boolean_mask("data['token_mask']", tokens, check=check) & rows, samples
+
+
+def require_finite(loss: float, choice: Choice, inputs: Mapping[str, Tensor]) -> None:
+    """Raise DataError for a loss that is not finite, with the input, the row and the token it comes from."""
+    if not math.isfinite(loss):
+        name, problem = next(not_finite(inputs), ("", ""))
+        raise loss_not_finite(f"{choice.loss.kind} {choice.name!r}", name, problem)
 
 
 def reported(
@@ -265,7 +312,7 @@ def reported(
     sums = {**{f"{PREFIX}{name}": value for name, value in ours.items()}, **more}
     means = {name: value / torch.as_tensor(count).clamp(min=1) for name, value in sums.items()}
     found = {"loss": loss.detach(), **means, "num_valid_samples": samples.sum()}
-    return dict(zip(found, torch.stack([x.detach().float() for x in found.values()]).tolist(), strict=True))
+    return dict(zip(found, torch.stack([x.detach().double() for x in found.values()]).tolist(), strict=True))
 
 
 def table_of(loss_config: Any) -> dict[str, Any]:

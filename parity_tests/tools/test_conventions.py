@@ -354,7 +354,7 @@ SOUND: dict[str, list[Loss]] = {
     "prime-rl": [prime_rl()],
     "skyrl": [skyrl()],
     "tinker": [tinker()],
-    "nemo-rl": [nemo_rl(), ComposerLoss({"reference_policy_kl_penalty": 0.0})],
+    "nemo-rl": [nemo_rl()],
     "slime": [slime(), slime_loss],
     "torchtitan": [torchtitan()],
     "torch": [
@@ -481,6 +481,18 @@ PLANTED: dict[str, list[tuple[Loss, str, str]]] = {
     ],
 }
 # fmt: on
+
+
+@pytest.mark.parametrize(
+    ("framework", "function"),
+    [("nemo-rl", ComposerLoss({"reference_policy_kl_penalty": 0.0}))],
+)
+def test_our_losses_pass_but_that_nan_is_an_error(framework: str, function: Loss) -> None:
+    """An error that names the input, where the laws of NaN expect a loss of NaN."""
+    report = check_as(function, framework)
+    broken = [one for one in report.outcomes if one.status not in ("passed", "not applicable")]
+    assert NAN_SEEN in {one.check for one in broken} <= {NAN_SEEN, NAN_GRADIENT}, str(report)
+    assert all("DataError: policy" in one.detail for one in broken) and len(report.having("passed")) >= 13
 
 
 @pytest.mark.parametrize(

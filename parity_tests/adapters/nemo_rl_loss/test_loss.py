@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.adapters.nemo_rl_loss.loss import MODES, ComposerDistillationLoss, ComposerLoss
-from composer_plugins.errors import ComposerError, ConfigError
+from composer_plugins.errors import ComposerError, ConfigError, DataError
 from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.losses.choosing import find_one
 from composer_plugins.losses.registry import losses
@@ -300,3 +300,117 @@ def test_a_distillation_is_cut_and_is_zero_for_equal_distributions() -> None:
     assert_parity(gradients[0], gradients[1], terms=15, what="gradient")
     same, _ = loss(teacher, teacher, None, batch, *totals)
     assert abs(float(same)) < 1e-12
+
+
+# Batches that are wrong
+PLACE = (2, 2)  # row and token of an unmasked token
+
+
+def changed(batch: dict[str, Tensor], key: str, value: float) -> dict[str, Tensor]:
+    """The batch with this number at PLACE."""
+    there = batch[key].clone()
+    there[PLACE[0], PLACE[1] + 1] = value
+    return batch | {key: there}
+
+
+@pytest.mark.parametrize(
+    "key, name, remedy",
+    [
+        ("advantages", "advantages", "look at the rewards"),
+        ("prev_logprobs", "old_logprobs", "look at the norm of the gradient"),
+        ("generation_logprobs", "rollout_logprobs", "that the rollout engine returned"),
+        ("reference_policy_logprobs", "ref_logprobs", "not finite in the reference of this run"),
+    ],
+)
+def test_a_loss_that_is_not_finite_names_input_row_and_token(key: str, name: str, remedy: str) -> None:
+    logprobs, batch = data()
+    loss = ComposerLoss(FULL)
+    value_and_gradient(loss, logprobs, batch, *counts(batch))
+    with pytest.raises(DataError, match=f"^policy 'grpo@nemo-rl': the loss is not finite.*{remedy}") as error:
+        value_and_gradient(loss, logprobs, changed(batch, key, torch.nan), *counts(batch))
+    place = f"at row {PLACE[0]}, token {PLACE[1]}; "
+    assert f"1 of 14 values of {name} are not finite, the first (nan) {place}" in str(error.value)
+
+
+@pytest.mark.parametrize("side", ["student", "teacher"])
+def test_a_distillation_that_is_not_finite_names_the_side(side: str) -> None:
+    tops = {one: torch.full((2, 3, 4), 0.25, dtype=torch.float64).log() for one in ("student", "teacher")}
+    batch = {"token_mask": torch.ones(2, 4), "sample_mask": torch.ones(2)}
+    loss = ComposerDistillationLoss({"kl_type": "forward"})
+    loss(tops["student"], tops["teacher"], None, batch, None, None)
+    tops[side][1, 2, 0] = torch.nan
+    with pytest.raises(DataError, match=rf"1 of 24 values of {side}_logprobs .* \(nan\) at row 1, token 2"):
+        loss(tops["student"], tops["teacher"], None, batch, None, None)
+
+
+KEYS = ("advantages", "token_mask", "generation_logprobs", "prev_logprobs", "reference_policy_logprobs")
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_that_is_absent_or_misshapen_is_named_with_its_shape(key: str) -> None:
+    logprobs, batch = data()
+    wrong = {
+        "it is not there": {name: x for name, x in batch.items() if name != key},
+        r"its shape is \[4, 1\]": batch | {key: batch[key][:, :1]},
+        r"its shape is \[4\]": batch | {key: batch[key][:, 0]},
+        r"its shape is \[4, 6\]": batch | {key: batch[key][:, 1:]},
+    }
+    for problem, given in wrong.items():
+        remedy = r"pass \[B, S\], one number per token, here \[4, 7\]"
+        with pytest.raises(DataError, match=rf"^data\['{key}'\]: {problem}; {remedy}$"):
+            ComposerLoss(FULL)(logprobs, given, *counts(batch))
+
+
+def test_a_sample_mask_that_is_absent_or_misshapen_is_named() -> None:
+    logprobs, batch = data()
+    absent = {name: x for name, x in batch.items() if name != "sample_mask"}
+    for given, problem in (
+        (absent, "it is not there"),
+        (batch | {"sample_mask": torch.ones(4, 1)}, r"its shape is \[4, 1\]"),
+    ):
+        remedy = r"pass \[B\], one number per sample, here \[4\]"
+        with pytest.raises(DataError, match=rf"^data\['sample_mask'\]: {problem}; {remedy}$"):
+            ComposerLoss(NO_KL)(logprobs, given, *counts(batch))
+
+
+def test_a_distillation_names_its_masks_and_takes_wider_ones() -> None:
+    top = torch.full((2, 3, 4), 0.25, dtype=torch.float64).log()
+    for key in ("token_mask", "sample_mask"):
+        batch = {"token_mask": torch.ones(2, 9), "sample_mask": torch.ones(2)}
+        ComposerDistillationLoss(hint_divergence="jsd")(top, top, None, batch, None, None)
+        del batch[key]
+        with pytest.raises(DataError, match=rf"^data\['{key}'\]: it is not there"):
+            ComposerDistillationLoss(hint_divergence="jsd")(top, top, None, batch, None, None)
+
+
+@pytest.mark.parametrize("key, value", [("token_mask", 0.5), ("sample_mask", -1.0)])
+def test_a_mask_that_is_not_0_and_1_is_an_error(key: str, value: float) -> None:
+    logprobs, batch = data()
+    batch[key] = torch.where(batch[key] == 1, value, batch[key])
+    with pytest.raises(DataError, match=rf"^data\['{key}'\]: it holds {value:g}, and a mask holds 0 and 1"):
+        ComposerLoss(NO_KL)(logprobs, batch, *counts(batch))
+
+
+def test_masks_of_any_dtype_train_the_same_numbers() -> None:
+    logprobs, batch = data()
+    want = value_and_gradient(ComposerLoss(NO_KL), logprobs, batch, *counts(batch))
+    for dtype in (torch.bool, torch.int64, torch.bfloat16):
+        cast = batch | {name: batch[name].to(dtype) for name in ("token_mask", "sample_mask")}
+        got = value_and_gradient(ComposerLoss(NO_KL), logprobs, cast, *counts(batch))
+        assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+
+
+@pytest.mark.parametrize("key", ["logprobs", *(one for one in KEYS if one.endswith("logprobs"))])
+def test_a_logprob_of_an_eighth_passes_and_a_larger_one_does_not(key: str) -> None:
+    logprobs, batch = data()
+    given = {**batch, "logprobs": wider(logprobs.detach())}
+    for value in (0.125, 0.13):
+        one = changed(given, key, value)
+        call = ComposerLoss(FULL), one.pop("logprobs")[:, 1:].requires_grad_(), one
+        if value == 0.125:
+            assert value_and_gradient(*call, *counts(batch))[1].isfinite().all()
+            continue
+        with pytest.raises(
+            DataError, match="holds 0.13 at an unmasked token, .* or 0.125 where bfloat16 has rounded it"
+        ):
+            value_and_gradient(*call, *counts(batch))
