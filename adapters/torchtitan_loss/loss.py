@@ -3,6 +3,7 @@
 This module imports torchtitan, and a function that makes a config of torchtitan imports it.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,8 +12,12 @@ from torch import Tensor
 from torchtitan.components.loss import BaseLoss, compute_logprobs
 
 from composer_plugins.adapters.torchtitan_loss.surface import DEFAULT_POLICY, requested
+from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.torchtitan import TORCHTITAN
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.losses.calling import call
+from composer_plugins.losses.finite import FiniteCheck
+from composer_plugins.losses.masks import boolean_mask
 
 SAME = 1e-6  # nats: torchtitan counts a token as different from here on
 
@@ -47,6 +52,7 @@ class ComposerLoss(BaseLoss):
         self.policy, options = requested(asdict(config))
         self.weight = options.policy_weight
         self.is_first = True
+        self.require_finite = FiniteCheck(f"policy {self.policy.name!r}")
 
     def __call__(
         self,
@@ -57,15 +63,19 @@ class ComposerLoss(BaseLoss):
         generator_logprobs: Tensor,
         advantages: Tensor,
         loss_mask: Tensor,
+        **newer: Any,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The share [] of one micro-batch, and metrics whose sums over micro-batches are means per token.
 
         `logits` are [B, L, V], and [T, V] in torchtitan after 0.3.0; the other tensors have one value per
         token. Without `global_valid_tokens` it is the sum, as of torchtitan's own losses.
-        Raises DataError for tensors that are not what a loss takes, at the first call.
+        Raises DataError for tensors that are not what a loss takes, at the first call, and for a loss that is
+        not finite, on a GPU some calls later; ConfigError for arguments of a newer torchtitan.
         """
+        refuse_newer(newer)
         logprobs, entropy = compute_logprobs(logits, labels, return_entropy=True)
-        mask = loss_mask & generator_logprobs.isfinite()
+        of_response = boolean_mask("loss_mask", loss_mask, check=self.is_first)
+        mask = of_response & generator_logprobs.isfinite()
         tensors = {"logprobs": logprobs, "advantages": advantages, "mask": mask}
         tensors |= dict.fromkeys(("old_logprobs", "rollout_logprobs"), generator_logprobs)
         token = call(self.policy, tensors, check=self.is_first)
@@ -77,6 +87,7 @@ class ComposerLoss(BaseLoss):
             return found
 
         loss = self.weight * share(token.loss)
+        self.require_finite(loss, tensors)
         with torch.no_grad():
             difference = torch.where(mask, logprobs - generator_logprobs, 0.0)
             metrics = {
@@ -91,3 +102,13 @@ class ComposerLoss(BaseLoss):
                 },
             }
         return loss, metrics
+
+
+def refuse_newer(arguments: Mapping[str, Any]) -> None:
+    """Raise ConfigError for arguments that the tested torchtitan does not give. A temperature of 1 passes."""
+    x = arguments.get("temperature")
+    is_one = x is None or (isinstance(x, int | float) and x == 1)
+    if names := [name for name in arguments if name != "temperature" or not is_one]:
+        release = TORCHTITAN.release
+        problem = f"torchtitan calls it with {', '.join(names)}, so it is newer than the tested {release}"
+        raise ConfigError("loss", problem, f"install torchtitan {release}")

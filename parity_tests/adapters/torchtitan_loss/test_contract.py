@@ -14,6 +14,7 @@ from composer_plugins.errors import ComposerError, ConfigError, DataError
 from composer_plugins.findings import ComposerWarning
 from composer_plugins.frameworks.torchtitan import TORCHTITAN
 from composer_plugins.kernels.types import Metric, TokenLoss
+from composer_plugins.losses.flags import Flags
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, of_kind
 from composer_plugins.testing.assertions import assert_parity
@@ -117,12 +118,15 @@ def test_what_is_masked_out_and_what_is_not_finite_has_no_effect(loss_module: An
     assert all(x.isfinite() for x in found[2].values())
 
 
-def test_nan_at_an_unmasked_token_is_seen(loss_module: Any) -> None:
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_loss_that_is_not_finite_names_its_input(loss_module: Any, value: float) -> None:
     batch, loss = packed(), make(loss_module)
     run(loss, batch, 29)
     advantages = batch["advantages"].clone()
-    advantages[1, 3] = torch.nan
-    assert run(loss, batch | {"advantages": advantages}, 29)[0].isnan()
+    advantages[1, 3] = value
+    problem = "policy 'grpo@torchtitan': the loss is not finite, because advantages is not finite at an unm"
+    with pytest.raises(DataError, match=f"^{problem}.*; look at the rewards of this batch$"):
+        run(loss, batch | {"advantages": advantages}, 29)
 
 
 def test_a_micro_batch_of_padding_is_zero_with_a_gradient(loss_module: Any) -> None:
@@ -285,3 +289,55 @@ def test_wrong_tensors_are_an_error_at_the_first_call(loss_module: Any) -> None:
     batch = packed()
     with pytest.raises(DataError, match="advantages"):
         run(make(loss_module), batch | {"advantages": batch["advantages"].long()}, 29)
+
+
+def test_later_calls_do_not_wait_for_the_device(loss_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor of the device "meta" has no numbers, so a look at one of them is an error."""
+    loss = make(loss_module)
+    run(loss, packed(), 29)
+    monkeypatch.setattr(Flags, "read", lambda self, flags: [])
+    run(loss, {name: x.to("meta") for name, x in packed().items()}, 29)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
+def test_a_mask_of_any_dtype_trains_the_same_numbers(loss_module: Any, dtype: torch.dtype) -> None:
+    batch = packed()
+    wanted = run(make(loss_module), batch, 29)
+    found = run(make(loss_module), batch | {"loss_mask": batch["loss_mask"].to(dtype)}, 29)
+    assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
+
+
+def test_a_mask_that_is_not_0_and_1_is_an_error(loss_module: Any) -> None:
+    batch = packed()
+    with pytest.raises(DataError, match="^loss_mask: it holds 0.5, and a mask holds 0 and 1; pass the mask"):
+        run(make(loss_module), batch | {"loss_mask": batch["loss_mask"] * 0.5}, 29)
+
+
+def test_arguments_of_a_newer_torchtitan_are_an_error_that_names_them(loss_module: Any) -> None:
+    batch = packed()
+    wanted = run(make(loss_module), batch, 29)
+    for neutral in (None, 1.0, 1):
+        assert torch.equal(run(make(loss_module), batch | {"temperature": neutral}, 29)[1], wanted[1])
+    for given, names in (
+        ({"temperature": 0.8}, "temperature"),
+        ({"temperature": torch.ones(4, 12)}, "temperature"),
+        ({"temperature": 1.0, "reference_logprobs": 0}, "reference_logprobs"),
+    ):
+        problem = f"^loss: torchtitan calls it with {names}, so it is newer than the tested 0.3.0; install"
+        with pytest.raises(ConfigError, match=problem):
+            run(make(loss_module), batch | given, 29)
+
+
+def test_a_logprob_of_an_eighth_passes_and_a_larger_one_does_not(loss_module: Any) -> None:
+    batch = packed()
+    for value in (0.125, 0.13):
+        above = batch["generator_logprobs"].clone()
+        above[1, 3] = value
+        given = make(loss_module), batch | {"generator_logprobs": above}, 29
+        if value == 0.125:
+            assert run(*given)[1].isfinite().all()
+            continue
+        with pytest.raises(
+            DataError, match="holds 0.13 at an unmasked token, .* or 0.125 where bfloat16 has rounded it"
+        ):
+            run(*given)
