@@ -19,10 +19,12 @@ FILLED_BY = {
     "teacher_logprobs": (("use_opd",), "set --use-opd with --opd-type, or choose another loss"),
     "ref_logprobs": (("use_kl_loss", "kl_coef"), "set --use-kl-loss with --ref-load, or choose another loss"),
 }
+SGLANG_TEACHER = ".rollout.on_policy_distillation.reward_func"  # of slime and of Miles
 # The attributes of args that decide the loss.
 _CHOOSERS = (key for one in SLIME.losses for key in one.options)
+OF_TEACHER = ("opd_kl_coef", "opd_type", "custom_rm_path")
 _OPTIONS = (one.key for one in SLIME.options)
-READ = tuple(dict.fromkeys((*_CHOOSERS, *_OPTIONS, *SLIME.not_carried, "opd_kl_coef")))
+READ = tuple(dict.fromkeys((*_CHOOSERS, *_OPTIONS, *SLIME.not_carried, *OF_TEACHER)))
 
 
 def findings(table: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[Finding]:
@@ -35,6 +37,24 @@ def findings(table: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[F
     elif table.get("opd_kl_coef", 1.0):
         problem = "slime takes the same teacher off the advantages with this weight: it would count twice"
         yield Finding("error", "opd_kl_coef", problem, "set --opd-kl-coef 0, or hint_weight 0")
+
+
+def of_temperature(table: Mapping[str, Any], options: Mapping[str, Any], policy: Choice) -> Iterator[Finding]:
+    """Yield a finding for a teacher behind a server whose logits are not divided as the policy's are.
+
+    slime divides the policy's by rollout_temperature, and a teacher's of opd_type megatron. SGLang divides
+    only the logits that it samples from. A reward function of the user's may ask a server that divides more.
+    """
+    temperature, path = table.get("rollout_temperature", 1.0), table.get("custom_rm_path")
+    reads = options.get("hint_weight") or "teacher_logprobs" in policy.loss.needs
+    if not reads or table.get("opd_type") != "sglang" or temperature == 1:
+        return
+    problem = f"it is {temperature!r}, and SGLang gives the teacher's log-probabilities at temperature 1: "
+    problem += "they differ from the policy's even where the models are equal"
+    remedy = "set --rollout-temperature 1 or --opd-type megatron, or see that a --custom-rm-path of your own "
+    remedy += "gives them at this temperature"
+    is_users = path and not path.endswith(SGLANG_TEACHER)
+    yield Finding("warning" if is_users else "error", "rollout_temperature", problem, remedy)
 
 
 def not_filled(table: Mapping[str, Any], policy: Choice) -> Iterator[Finding]:
@@ -62,7 +82,10 @@ def asked_of(table: Mapping[str, Any], options: Any) -> tuple[Asked | None, Find
         channels=CHANNELS,
         not_ours=NOT_OURS,
     )
-    every = (*findings(table, given), *wrong, *(not_filled(table, found.objective.policy) if found else ()))
+    every = [*findings(table, given), *wrong]
+    if found:
+        policy = found.objective.policy
+        every += [*not_filled(table, policy), *of_temperature(table, given, policy)]
     return found, Findings(x if x.key.partition(".")[0] in READ else x.under(NODE) for x in every)
 
 

@@ -1,5 +1,6 @@
 """slime's custom loss without slime: recorded numbers, cuts of the batch, and what is refused."""
 
+import math
 import sys
 from argparse import Namespace
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 from composer_plugins.adapters.slime_loss import loss_fn
 from composer_plugins.adapters.slime_loss.surface import BY_ROLLOUT, parsed
 from composer_plugins.errors import ComposerError, ConfigError, DataError
+from composer_plugins.findings import ComposerWarning
 from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs import golden, slime_doubles
@@ -113,18 +115,86 @@ def test_nan_behind_the_mask_stays_behind_it() -> None:
     assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
 
 
-def test_a_hint_is_the_divergence_from_the_teacher() -> None:
+OPD = {"use_opd": True, "opd_type": "sglang", "opd_kl_coef": 0.0}
+
+
+def hinted(**composer: Any) -> dict[str, Any]:
+    """Arguments with a hint alone, of weight 0.5."""
+    return {"composer": {"policy": "ppo", "policy_weight": 0.0, "hint_weight": 0.5, **composer}, **OPD}
+
+
+IN_ADVANTAGES = hinted(hint_estimator="advantage", policy="reinforce", policy_weight=1.0)
+
+
+def estimate(estimator: str, own: float, teacher: float) -> tuple[float, float]:
+    """The estimate of a token and its slope in log pi, as docs/slime.md has them."""
+    d = own - teacher
+    return {
+        "score": (d * own, d),
+        "k2": (d**2 / 2, d),
+        "k3": (math.exp(-d) + d - 1, 1 - math.exp(-d)),
+    }[estimator]
+
+
+@pytest.mark.parametrize("mode", ["seq-mean-token-mean", "seq-mean-token-sum", "token-mean"])
+@pytest.mark.parametrize(
+    ("behaviour", "options"),
+    [
+        ("log_probs", {}),
+        ("rollout_log_probs", {"use_tis": True}),
+        ("rollout_log_probs", {"use_rollout_logprobs": True}),
+    ],
+)
+@pytest.mark.parametrize("estimator", ["score", "k2", "k3"])
+def test_a_hint_is_the_formula_of_its_page(
+    estimator: str, behaviour: str, options: dict[str, Any], mode: str
+) -> None:
+    """In plain Python: hint_weight w h, with w = pi over the policy that the batch was sampled from."""
     own, data = batch()
-    composer = {"policy_weight": 0.0, "hint_weight": 0.5, "hint_estimator": "k2"}
-    given = args(composer=composer, use_opd=True, opd_type="sglang", opd_kl_coef=0.0)
-    loss, metrics = loss_fn(given, data, own, reducer(data))
-    gap = torch.cat(
-        [(x - t) ** 2 / 2 for x, t in zip(own[0].split([5, 1, 6, 3]), data["teacher_log_probs"], strict=True)]
-    )
-    ratio = torch.exp(own[0].detach() - torch.cat(data["log_probs"]))
-    assert float(loss.detach()) > 0 and "composer/hint_loss" in metrics
-    want = torch.autograd.grad(reducer(data)(0.5 * ratio * gap), own)[0]
-    assert_parity(torch.autograd.grad(loss, own)[0], want, terms=4)
+    by_token = mode == "token-mean"
+    given = args(**hinted(hint_estimator=estimator, mode=mode), **options, calculate_per_token_loss=by_token)
+    value, gradient = value_and_gradient(given, own, data)
+    total, slopes = 0.0, []
+    for i, x in enumerate(own.detach()[0].split(data["response_lengths"])):
+        count = max(float(data["loss_masks"][i].sum()), 1.0) if mode == "seq-mean-token-mean" else 1.0
+        rows = (x, data["teacher_log_probs"][i], data[behaviour][i], data["loss_masks"][i])
+        for pi, teacher, old, unmasked in zip(*(one.tolist() for one in rows), strict=True):
+            h, slope = estimate(estimator, pi, teacher)
+            weight = 0.5 * math.exp(pi - old) * unmasked / count
+            total += weight * h
+            slopes.append(weight * slope)
+    assert_parity(value, torch.tensor(total, dtype=torch.float64), terms=15, magnitude=10.0)
+    assert_parity(gradient, torch.tensor([slopes], dtype=torch.float64), terms=15, what="gradient")
+
+
+def test_a_hint_in_the_advantages_is_the_teachers_gain() -> None:
+    own, data = batch()
+    _, gradient = value_and_gradient(args(**IN_ADVANTAGES), own, data)
+    gain = torch.cat(data["teacher_log_probs"]) - own.detach()[0]
+    want = reducer(data)(-(torch.cat(data["advantages"]) + 0.5 * gain) * own[0])
+    assert_parity(gradient, torch.autograd.grad(want, own)[0], terms=4)
+
+
+REWARDS = "rollout.on_policy_distillation.reward_func"
+
+
+@pytest.mark.parametrize("options", [hinted(), IN_ADVANTAGES, OPD | {"policy": "opd"}])
+@pytest.mark.parametrize("path", [None, f"slime.{REWARDS}", f"miles.{REWARDS}"])
+def test_a_teacher_at_another_temperature_is_refused(options: dict[str, Any], path: str | None) -> None:
+    """slime divides the policy's logits by rollout_temperature, and SGLang does not divide the teacher's."""
+    options = {**options, "custom_rm_path": path}
+    if (policy := options.pop("policy", None)) is not None:
+        options["composer"] = {"policy": policy}
+    parsed(args(**options))
+    with pytest.raises(ConfigError, match="^rollout_temperature: it is 0.7, and SGLang .* --opd-type meg"):
+        parsed(args(**options, rollout_temperature=0.7))
+    parsed(args(**options | {"opd_type": "megatron"}, rollout_temperature=0.7))  # slime divides both
+    with pytest.warns(ComposerWarning, match="rollout_temperature: it is 0.7"):
+        parsed(args(**options | {"custom_rm_path": "mine.reward_func"}, rollout_temperature=0.7))
+
+
+def test_a_temperature_is_free_where_no_term_reads_the_teacher() -> None:
+    parsed(args(composer={"policy": "cispo"}, rollout_temperature=0.7, **OPD))
 
 
 def test_the_terms_add_up_with_their_weights() -> None:
