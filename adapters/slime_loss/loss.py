@@ -17,11 +17,14 @@ from composer_plugins.adapters.slime_loss.surface import BY_ROLLOUT, NODE, READ,
 from composer_plugins.adapters.slime_loss.upstream import host
 from composer_plugins.errors import DataError
 from composer_plugins.kernels.masking import keep
+from composer_plugins.losses.finite import FiniteCheck
+from composer_plugins.losses.masks import boolean_mask
 from composer_plugins.objective.own_options import Asked
 from composer_plugins.objective.per_token import Terms, per_token
 
 # By our input: the key of the batch, and what fills it.
 STREAMS = {
+    "advantages": ("advantages", "remove --disable-compute-advantages-and-returns"),
     "old_logprobs": ("log_probs", ""),
     "rollout_logprobs": ("rollout_log_probs", "set --use-tis or --use-rollout-logprobs, which keep them"),
     "ref_logprobs": ("ref_log_probs", "set --ref-load, and --use-kl-loss or --kl-coef"),
@@ -40,13 +43,13 @@ class SlimeLoss:
     `policy` the loss is slime's own. Denominator: with calculate_per_token_loss the tokens of the step;
     without it the rollouts of the step, and in each the mean over its tokens, or the sum with `mode`.
     Raises ConfigError for what is not understood and cannot be delivered, DataError for a batch without what
-    the loss needs.
+    the loss needs or with other lengths, and for a loss that is not finite, on a GPU some calls later.
     """
 
     def __init__(self, found: Asked) -> None:
         self.terms, self.mode = Terms.of(found.objective, found.config), found.objective.mode
         loss = found.objective.policy.loss
-        reads = {"old_logprobs", *loss.needs}
+        reads = {"advantages", "old_logprobs", *loss.needs}
         reads |= {"ref_logprobs"} if self.terms.reads_reference else set()
         by_rollout = "rollout engine" in (found.objective.old, found.objective.kl and found.objective.kl.old)
         if by_rollout or found.objective.correction is not None:
@@ -58,6 +61,7 @@ class SlimeLoss:
         self.reads = [name for name in STREAMS if name in reads]
         self.entropies = bool(found.objective.entropy) or "entropies" in loss.needs
         self.is_new = True
+        self.require_finite = FiniteCheck(f"policy {found.objective.policy.name!r}")
 
     def __call__(
         self,
@@ -77,7 +81,7 @@ class SlimeLoss:
             with_entropy=self.entropies,
         )
         own = found["log_probs"]
-        streams: dict[str, Any] = {"logprobs": own, "advantages": batch["advantages"]}
+        streams: dict[str, Any] = {"logprobs": own}
         streams |= {"entropies": found["entropy"]} if self.entropies else {}
         for name in self.reads:
             streams[name] = self._stream(name, batch, own)
@@ -87,7 +91,8 @@ class SlimeLoss:
             return pad_sequence([x if name in ("logprobs", "entropies") else x.detach() for x in whole], True)
 
         given = {name: rows(name).to(logits.device) for name in streams}
-        given["mask"] = pad_sequence(list(batch["loss_masks"]), True).to(logits.device).bool()
+        masks = pad_sequence(list(batch["loss_masks"]), True).to(logits.device)
+        given["mask"] = boolean_mask("batch['loss_masks']", masks, check=self.is_new)
         token = per_token(self.terms, given, check=self.is_new)
         self.is_new = False
 
@@ -96,6 +101,7 @@ class SlimeLoss:
             return torch.cat(list(cut))
 
         loss = sum_of_sample_mean(local(token.loss * self._factors(args, batch, token.loss)))
+        self.require_finite(loss, given)
         if not sum(x.numel() for x in own):
             loss = loss + 0 * logits.sum()  # as in slime: a rank without a token takes part in the backward
         metrics = {
@@ -105,17 +111,21 @@ class SlimeLoss:
         return loss, {"loss": loss.detach().clone(), **metrics}
 
     def _stream(self, name: str, batch: Mapping[str, Any], own: list[Tensor]) -> list[Tensor]:
-        """A stream of the batch; the old policy is this one where slime did not compute it."""
+        """A stream of the batch, as this rank has it; the old policy is this one where slime has none."""
         key, remedy = STREAMS[name]
         found = batch.get(key)
-        if found:
-            return list(found)
-        if name == "old_logprobs":
+        if not found and name == "old_logprobs":
             return [x.detach() for x in own]
-        policy = self.terms.objective.policy.name
-        raise DataError(
-            f"batch[{key!r}]", f"it is not there, and {policy!r} or a term beside it needs it", remedy
-        )
+        if not found:
+            policy = self.terms.objective.policy.name
+            problem = f"it is not there, and {policy!r} or a term beside it needs it"
+            raise DataError(f"batch[{key!r}]", problem, remedy)
+        for i, (x, mine, tokens) in enumerate(zip(found, own, batch["response_lengths"], strict=True)):
+            if len(x) != len(mine):
+                here = f"this rank has {len(mine)} of its {tokens} tokens"
+                remedy = "pass one value per token of this rank, as slice_log_prob_with_cp of slime cuts them"
+                raise DataError(f"batch[{key!r}]", f"response {i} has {len(x)} values, and {here}", remedy)
+        return list(found)
 
     def _factors(self, args: Any, batch: Mapping[str, Any], like: Tensor) -> Tensor | float:
         """What undoes slime's division by the tokens of a rollout, [rows, 1]."""

@@ -14,7 +14,7 @@ from composer_plugins.config import ComposerConfig
 from composer_plugins.kernels.entropy import entropy_bonus
 from composer_plugins.kernels.masking import keep
 from composer_plugins.kernels.types import Metric, TokenLoss
-from composer_plugins.losses.calling import call
+from composer_plugins.losses.calling import call, check_inputs
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.objective.objective import Behaviour, Objective
 from composer_plugins.objective.terms import hint_choice, hinted_advantages, policy_term
@@ -27,19 +27,19 @@ class Terms(NamedTuple):
     policy_weight: float = 1.0
     hint: Choice | None = None  # a divergence of the sampled token, as a term of its own
     hint_weight: float = 0.0
-    hint_in_advantages: bool = False
+    hint_in_advantages: Choice | None = None  # the divergence whose estimate is added to the advantages
 
     @classmethod
     def of(cls, objective: Objective, config: ComposerConfig) -> "Terms":
         """The terms of a config of ours with what else the framework's own options ask for."""
-        in_advantages = bool(config.hint_weight) and config.hint_estimator == "advantage"
         weight = config.hint_weight
+        in_advantages = config.choose_hint() if weight and config.hint_estimator == "advantage" else None
         return cls(objective, config.policy_weight, hint_choice(config), weight, in_advantages)
 
     @property
     def reads_teacher(self) -> bool:
         """Whether a term needs the teacher's log-probabilities."""
-        return self.hint is not None or self.hint_in_advantages
+        return self.hint is not None or self.hint_in_advantages is not None
 
     @property
     def reads_reference(self) -> bool:
@@ -63,8 +63,11 @@ def per_token(terms: Terms, given: Mapping[str, Tensor], *, check: bool = False)
     tensors["old_logprobs"] = of_behaviour(objective.old or "trainer", given)
     if objective.rollout == "trainer":
         tensors["rollout_logprobs"] = given["old_logprobs"]
-    if terms.hint_in_advantages:
+    if terms.hint_in_advantages is not None:
         advantages, teacher = tensors["advantages"], given["teacher_logprobs"]
+        if check:
+            sides = {"student_logprobs": given["logprobs"], "teacher_logprobs": teacher}
+            check_inputs(terms.hint_in_advantages, {**sides, "mask": mask})
         tensors["advantages"] = hinted_advantages(
             advantages, given["logprobs"], teacher, mask, terms.hint_weight
         )

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from composer_plugins.adapters.slime_loss import loss_fn
+from composer_plugins.adapters.slime_loss.loss import SlimeLoss
 from composer_plugins.adapters.slime_loss.surface import BY_ROLLOUT, parsed
 from composer_plugins.errors import ComposerError, ConfigError, DataError
 from composer_plugins.findings import ComposerWarning
 from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.losses.flags import Flags
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs import golden, slime_doubles
 from parity_tests.rigs.golden import Case, claim
@@ -328,3 +330,94 @@ def test_wrong_result_types_of_a_users_loss_are_refused() -> None:
     own, data = batch()
     with pytest.raises(ComposerError, match="returned the shape"):
         value_and_gradient(args(composer={"policy": f"{__name__}:summed"}), own, data)
+
+
+# Batches that are wrong
+
+
+def with_value(data: dict[str, Any], key: str, value: float) -> dict[str, Any]:
+    """The batch with this number at an unmasked token of its third response."""
+    parts = [x.clone() for x in data[key]]
+    parts[2][1] = value
+    return data | {key: parts}
+
+
+EVERY = {**hinted(policy_weight=1.0), "use_tis": True, **KL}
+NAMES = {
+    "advantages": "advantages",
+    "log_probs": "old_logprobs",
+    "rollout_log_probs": "rollout_logprobs",
+    "ref_log_probs": "ref_logprobs",
+    "teacher_log_probs": "teacher_logprobs",
+}
+
+
+@pytest.mark.parametrize("key", NAMES)
+def test_a_loss_that_is_not_finite_names_its_input(key: str) -> None:
+    own, data = batch()
+    value_and_gradient(args(**EVERY), own, data)
+    words = (
+        f"^policy 'ppo': the loss is not finite, because {NAMES[key]} is not finite at an unmasked token; "
+    )
+    with pytest.raises(DataError, match=words):
+        value_and_gradient(args(**EVERY), own, with_value(data, key, torch.nan))
+
+
+def test_later_calls_do_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor of the device "meta" has no numbers, so a look at one of them is an error."""
+    own, data = batch()
+    value_and_gradient(args(**EVERY), own, data)
+    monkeypatch.setattr(Flags, "read", lambda self, flags: [])
+    there = {
+        name: [one.to("meta") if isinstance(one, Tensor) else one for one in x] for name, x in data.items()
+    }
+    value_and_gradient(args(**EVERY), own.detach().to("meta").requires_grad_(), there)
+
+
+def test_a_mask_that_is_not_0_and_1_is_an_error() -> None:
+    own, data = batch()
+    given = args()
+    with pytest.raises(DataError, match=r"^batch\['loss_masks'\]: it holds 0.5, and a mask holds 0 and 1; "):
+        loss_of_its_own(given)(given, with_value(data, "loss_masks", 0.5), own, reducer(data))
+
+
+def loss_of_its_own(given: Namespace) -> SlimeLoss:
+    """A loss that has not been called, which checks its first batch."""
+    return SlimeLoss(parsed(given))
+
+
+@pytest.mark.parametrize("key", NAMES)
+def test_a_stream_of_other_lengths_is_an_error_with_both(key: str) -> None:
+    """The whole response, where the rank has a part of it; and the other way around."""
+    own, data = batch()
+    first = "response 2 has {} values, and this rank has 6 of its 6 tokens; pass one value per token of this"
+    for parts, length in ((torch.zeros(3), 3), (torch.zeros(12), 12)):
+        streams = [*data[key][:2], parts, data[key][3]]
+        with pytest.raises(DataError, match=rf"^batch\['{key}'\]: {first.format(length)}"):
+            value_and_gradient(args(**EVERY), own, data | {key: streams})
+
+
+def test_whole_streams_under_context_parallelism_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, data = batch()
+    module = sys.modules[f"{slime_doubles.PACKAGE}.loss"]
+    halves = [x[: (len(x) + 1) // 2] for x in own[0].split(data["response_lengths"])]
+    monkeypatch.setattr(module, "get_log_probs_and_entropy", lambda *_, **__: (None, {"log_probs": halves}))
+    with pytest.raises(
+        DataError,
+        match=r"batch\['advantages'\]: response 0 has 5 values, and this rank has 3 of its 5 tokens",
+    ):
+        value_and_gradient(args(), own, data)
+
+
+@pytest.mark.parametrize("options", [EVERY, IN_ADVANTAGES], ids=["score", "advantage"])
+def test_a_logprob_of_an_eighth_passes_and_a_larger_one_does_not(options: dict[str, Any]) -> None:
+    own, data = batch()
+    keys = {"log_probs", "rollout_log_probs", "ref_log_probs"} if options is EVERY else set()
+    for key in sorted(keys | {"teacher_log_probs"}):
+        given = args(**options)
+        loss = loss_of_its_own(given)(given, with_value(data, key, 0.125), own, reducer(data))[0]
+        assert torch.autograd.grad(loss, own)[0].isfinite().all()
+        with pytest.raises(
+            DataError, match="holds 0.13 at an unmasked token, .* or 0.125 where bfloat16 has rounded it"
+        ):
+            loss_of_its_own(given)(given, with_value(data, key, 0.13), own, reducer(data))
