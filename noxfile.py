@@ -278,10 +278,12 @@ def skyrl(session: nox.Session) -> None:
     if not (newer / "skyrl").is_dir():
         options = ("--no-deps", "--ignore-requires-python", "--target", str(newer))
         session.install(*options, f"skyrl=={NEWER_SKYRL}")
+    server = "adapters/tinker_loss/with_skyrl"
     if not source:
-        pytest(session, "adapters/skyrl_loss", "live/skyrl", without="adapters/skyrl_loss/without_skyrl")
+        names = ("adapters/skyrl_loss", "live/skyrl", server)
+        pytest(session, *names, without="adapters/skyrl_loss/without_skyrl")
     session.env["PYTHONPATH"] = source or str(newer)
-    pytest(session, "adapters/skyrl_loss/test_loss.py", "live/skyrl/test_conform.py")
+    pytest(session, "adapters/skyrl_loss/test_loss.py", "live/skyrl/test_conform.py", server)
 
 
 @nox.session

@@ -45,7 +45,7 @@ MISSING = {name: gone for name, all_ in FRAMEWORKS.items() if (gone := [m for m 
 FOLDERS = {
     "trl": ("adapters/trl_mixin", "live/trl"),
     "verl": ("adapters/verl_plugin", "live/verl"),
-    "skyrl": ("adapters/skyrl_loss", "live/skyrl"),
+    "skyrl": ("adapters/skyrl_loss", "adapters/tinker_loss/with_skyrl", "live/skyrl"),
     "tinker": ("adapters/tinker_loss/with_sdk",),
 }
 RECIPES = {

@@ -47,7 +47,7 @@ def main(url: str, model: str) -> None:
     client = service.create_lora_training_client(base_model=model, rank=RANK, seed=0)
     data = data_of(client, service.create_sampling_client(base_model=model))
     for name, options in LOSSES.items():
-        metrics = forward_backward_on_skyrl(client, data, loss_fn(**options))
+        metrics = forward_backward_on_skyrl(client, data, loss_fn(**options), backend="jax")
         step = client.optim_step(types.AdamParams(learning_rate=0.0)).result()
         found[name] = [metrics["composer/loss"], step.metrics["skyrl.ai/grad_norm"]]
     client.save_weights_for_sampler("first").result()

@@ -108,7 +108,7 @@ class Trainer:
             call = self.client.forward_backward_custom(*inputs_apart(data, self.loss))
             metrics = call.result().metrics
         else:
-            metrics = forward_backward_on_skyrl(self.client, data, self.loss)
+            metrics = forward_backward_on_skyrl(self.client, data, self.loss, backend="jax")
         step = self.client.optim_step(types.AdamParams(learning_rate=LEARNING_RATE)).result()
         return sum(rewards) / len(rewards), metrics | (step.metrics or {})
 
