@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from composer_plugins.adapters.tinker_loss.surface import Parsed
 from composer_plugins.adapters.tinker_loss.upstream import (
     Batch,
+    Requests,
     check_data,
     entry,
     finite,
@@ -68,16 +69,27 @@ class Loss:
         self.hint = hint_choice(parsed.channels.config)
         self.keys = parsed.entries
         self.warned = set[str]()
+        self.last: Requests | None = None  # of the last call
 
     def __call__(self, data: Sequence[Any], logprobs: Sequence[Tensor]) -> Result:
         """The loss [] of a step with one call, and its metrics."""
         options, layout = self.options, self.layout(data)
         is_divided = options.policy_weight and self.parsed.mode != "token-sum"
-        if options.calls_per_step > 1 and (is_divided or self.channels.hint or self.channels.replay):
-            problem = f"it is {options.calls_per_step}, and this call has no counts of the whole step"
-            remedy = "pass loss.of_step(loss.count(data)) with the data of all calls of the step"
-            raise ConfigError("calls_per_step", problem, remedy)
+        if is_divided or self.channels.hint or self.channels.replay:
+            self._require_one_call()
         return self.of_counts(layout, data, logprobs, layout.counts)
+
+    def _require_one_call(self) -> None:
+        """Raise ConfigError if this is one of several calls of its step, as far as the SDK shows it."""
+        calls, requests = self.options.calls_per_step, Requests.of_this_call()
+        remedy = "pass loss.of_step(loss.count(data)) with the data of all calls of the step"
+        if calls > 1:
+            problem = f"it is {calls}, and this call has no counts of the whole step"
+            raise ConfigError("calls_per_step", problem, remedy)
+        if requests is not None and requests.follow(self.last):
+            problem = "it is 1, and this is a second call before optim_step"
+            raise ConfigError("calls_per_step", problem, f"set it to the number of calls, and {remedy}")
+        self.last = requests
 
     def __repr__(self) -> str:
         options, channels = self.options, self.channels

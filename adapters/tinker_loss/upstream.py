@@ -5,8 +5,11 @@ The SDK is not imported: a Datum has `model_input` and `loss_fn_inputs`, a mappi
 """
 
 import math
+import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass, replace
+from types import FrameType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -18,6 +21,36 @@ from composer_plugins.losses.inputs import LARGEST_LOGPROB, positive_logprob
 TARGETS = "target_tokens"
 FROM_TARGETS = "add the tokens that the log-probabilities are of"
 Call = Callable[[Sequence[Any], Sequence[Tensor]], tuple[Tensor, dict[str, float]]]
+
+
+class Requests(NamedTuple):
+    """The requests of one `forward_backward_custom`. A client numbers all requests that train its model."""
+
+    client: "weakref.ref[Any]"
+    first: int
+    following: int  # the number of the client's next request
+
+    @classmethod
+    def of_this_call(cls) -> "Requests | None":
+        """Those of the call that runs this function; None if it is not a call of tinker 0.38.
+
+        The SDK hands a loss neither its client nor a number, so both are read in the SDK's own frame. It
+        reserves a forward and a backward request for each chunk of the data before it sends anything.
+        """
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame.f_code.co_name != "run_reserved_operation":
+            frame = frame.f_back
+        try:
+            found = frame.f_locals if frame is not None else {}
+            client, chunks = found["self"], found["forward_requests"]
+            first = chunks[0].request_id
+            return cls(weakref.ref(client), first, first + 2 * len(chunks))
+        except (LookupError, AttributeError, TypeError):  # of another release, or of no SDK
+            return None
+
+    def follow(self, others: "Requests | None") -> bool:
+        """Whether the client sent nothing between the others and these."""
+        return others is not None and (self.client, self.first) == (others.client, others.following)
 
 
 def check_data(data: Any) -> None:

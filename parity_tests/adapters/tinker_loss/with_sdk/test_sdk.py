@@ -1,11 +1,14 @@
 """Tinker's SDK itself: its step from a loss to the weights that it sends, and its tracing of a loss."""
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from tinker import types
+from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 from tinker.lib.public_interfaces.custom_loss import (
     check_loss_inputs,
     encode_graph,
@@ -16,7 +19,7 @@ from tinker.lib.public_interfaces.training_client import TrainingClient
 from torch import Tensor
 
 from composer_plugins.adapters.tinker_loss import custom_loss, inputs_apart, loss_fn
-from composer_plugins.errors import ComposerError
+from composer_plugins.errors import ComposerError, ConfigError
 from composer_plugins.losses.row import Loss
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs.tinker_data import POLICIES, batch, loss_and_gradients, options_of, paired
@@ -38,6 +41,70 @@ def assert_sent(result: Any, gradients: Sequence[Tensor]) -> None:
     """The weights that the SDK sends are the negative gradient, exactly."""
     for datum, gradient in zip(result.data, gradients, strict=True):
         assert torch.equal(datum.loss_fn_inputs["weights"].to_torch(), -gradient)
+
+
+class Client(TrainingClient):
+    """The SDK's client with a server that answers each request at once, two data in a request."""
+
+    def __init__(self, logprobs: Sequence[Tensor]) -> None:
+        config = SimpleNamespace(fwdbwd_max_chunk_len=2, fwdbwd_max_chunk_bytes_count=10**6)
+        holder: Any = SimpleNamespace(
+            _client_config=config, get_telemetry=lambda: None, run_coroutine_threadsafe=self.not_run
+        )
+        super().__init__(holder, 0, "model", info=None)  # type: ignore[arg-type]
+        self.logprobs = {len(one): one for one in logprobs}
+
+    def not_run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """What the SDK would send, which is the step of the optimizer."""
+        coroutine.close()
+        return answered(None)
+
+    def _run_fwd_bwd(self, requests: Any, *_: Any, **__: Any) -> Any:
+        lengths = [len(one.loss_fn_inputs["target_tokens"].data) for chunk in requests for one in chunk.data]
+        outputs = [{"logprobs": types.TensorData.from_torch(self.logprobs[length])} for length in lengths]
+        kind, metrics = "logprobs", {"loss:sum": 0.0}
+        return answered(
+            types.ForwardBackwardOutput(loss_fn_output_type=kind, loss_fn_outputs=outputs, metrics=metrics)
+        )
+
+
+def answered(answer: Any) -> AwaitableConcurrentFuture[Any]:
+    """A future of the SDK with its answer."""
+    future: Future[Any] = Future()
+    future.set_result(answer)
+    return AwaitableConcurrentFuture(future)
+
+
+def test_a_second_call_before_the_optimizers_step_is_an_error() -> None:
+    data, logprobs = theirs()
+    client, loss = Client(logprobs), loss_fn(policy="grpo")
+    first, second = (client.forward_backward_custom(part, loss) for part in (data[:3], data[3:]))
+    assert "composer/loss" in first.result().metrics
+    with pytest.raises(ConfigError, match="calls_per_step: it is 1, and this is a second call before optim"):
+        second.result()
+
+
+def test_one_call_before_each_step_of_the_optimizer_is_right() -> None:
+    data, logprobs = theirs()
+    client, loss = Client(logprobs), loss_fn(policy="grpo")
+    for _ in range(3):
+        future = client.forward_backward_custom(data, loss)
+        client.optim_step(types.AdamParams(learning_rate=1e-5))
+        assert "composer/loss" in future.result().metrics
+    bare, apart = inputs_apart(data, loss)
+    assert Client(logprobs).forward_backward_custom(bare, apart).result()
+    client.forward_backward_custom(bare, apart).result()
+    with pytest.raises(ConfigError, match="a second call"):
+        client.forward_backward_custom(bare, apart).result()
+
+
+@pytest.mark.parametrize("options", [{"denominator": "token-sum"}, {"calls_per_step": 2}], ids=str)
+def test_a_sum_and_a_loss_of_the_step_take_two_calls(options: dict[str, Any]) -> None:
+    data, logprobs = theirs()
+    client, loss = Client(logprobs), loss_fn(policy="grpo", **options)
+    function = loss if "denominator" in options else loss.of_step(loss.count(data))
+    for part in (data[:2], data[2:]):
+        assert client.forward_backward_custom(part, function).result()
 
 
 @pytest.mark.parametrize("loss", POLICIES, ids=lambda one: one.name)
