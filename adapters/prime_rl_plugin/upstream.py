@@ -119,13 +119,15 @@ SUPPORT_OPTION = "enable_return_sampling_mask_logprobs"  # of [inference]; trunc
 
 
 def streams(inputs: Any) -> Streams:
-    """The fields of LossInputs; DataError if one is absent that every release has."""
+    """The fields of LossInputs; DataError without one that every release has, or with a wrong mask."""
     given: list[Any] = [getattr(inputs, name, None) for name in STREAMS]
     if absent := [name for name, x in zip(STREAMS, given, strict=True) if x is None]:
         remedy = "point import_path at a function that PRIME-RL calls with its LossInputs"
         raise DataError("LossInputs", f"there is no {' and no '.join(absent)}", remedy)
     reference = next((getattr(inputs, name) for name in REFERENCES if hasattr(inputs, name)), None)
     logprobs, rollout_logprobs, advantages, mask = given
+    if str(kind := getattr(mask, "dtype", type(mask).__name__)) != "torch.bool":
+        raise DataError(STREAMS[-1], f"it is {kind}", "pass a tensor of booleans")
     weights = getattr(inputs, WEIGHTS, None)
     policy, rollout = (getattr(inputs, name, None) for name in SUPPORTS)
     support = None if policy is None or rollout is None else (policy, rollout)
@@ -144,8 +146,6 @@ def check_streams(inputs: Any, found: Streams, *, needs_reference: bool) -> None
     given |= dict(zip(SUPPORTS, found.support or (), strict=False))
     for name, x in given.items():
         kind = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
-        if x is mask and kind is not torch.bool:
-            raise DataError(name, f"it is {kind}", "pass a tensor of booleans")
         if x is not mask and not getattr(kind, "is_floating_point", False):
             raise DataError(name, f"it is {kind}", "pass a tensor of floating point")
     for name, x in given.items():

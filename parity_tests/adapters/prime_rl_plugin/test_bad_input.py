@@ -148,6 +148,14 @@ def test_tensors_of_another_type_are_rejected_at_the_first_call(
         loss_fn(inputs(**changed), hint_weight=0.1)
 
 
+@pytest.mark.parametrize("mask", [torch.ones(3), torch.full((3,), 0.5), torch.ones(3, dtype=torch.int64)])
+def test_a_mask_that_is_not_boolean_is_an_error_at_every_call(mask: torch.Tensor) -> None:
+    for _ in range(2):
+        with pytest.raises(DataError, match=f"^loss_mask: it is {mask.dtype}; pass a tensor of booleans$"):
+            loss_fn(inputs(loss_mask=mask))
+        loss_fn(inputs())
+
+
 @pytest.mark.filterwarnings("ignore:.*published with the reduction")
 @pytest.mark.parametrize("where", ["trainer_logprobs", "inference_logprobs", "advantages"])
 @pytest.mark.parametrize("kwargs", [{}, {"policy": "gspo", "old_policy": "rollout"}, {"policy": "ipo"}])
