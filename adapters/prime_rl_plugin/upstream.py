@@ -24,6 +24,7 @@ from composer_plugins.frameworks.prime_rl import (
     VERIFIERS_SINCE,
     Generation,
 )
+from composer_plugins.losses.inputs import LARGEST_LOGPROB, positive_logprob
 
 if TYPE_CHECKING:  # the doctor loads no torch
     from torch import Tensor
@@ -135,7 +136,10 @@ def streams(inputs: Any) -> Streams:
 
 
 def check_streams(inputs: Any, found: Streams, *, needs_reference: bool) -> None:
-    """Raise DataError for a wrong type or shape. Values are not checked: that would wait for the device."""
+    """Raise DataError for a wrong type or shape, and for positive log-probabilities of policy and engine.
+
+    Looking at their values waits for the device: the adapter calls this for the first inputs of each kind.
+    """
     import torch
 
     if needs_reference and not any(hasattr(inputs, name) for name in REFERENCES):
@@ -153,6 +157,10 @@ def check_streams(inputs: Any, found: Streams, *, needs_reference: bool) -> None
         if shape != mask.shape or mask.dim() != 1 or not mask.numel():
             problem = f"its shape is {tuple(x.shape)}, and that of loss_mask {tuple(mask.shape)}"
             raise DataError(name, problem, "pass [tokens] for both, one packed sequence")
+    for name in STREAMS[:2]:
+        values = given[name].detach()[mask]
+        if (wrong := values[values > LARGEST_LOGPROB]).numel():
+            raise positive_logprob(name, f"{float(wrong[0]):.4g} at an unmasked token")
 
 
 def generation_of_inputs(inputs: Any, release: str | None) -> Generation:

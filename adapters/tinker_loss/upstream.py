@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from composer_plugins.errors import DataError
 from composer_plugins.losses.inputs import LARGEST_LOGPROB, positive_logprob
+from composer_plugins.losses.masks import boolean_mask
 
 TARGETS = "target_tokens"
 FROM_TARGETS = "add the tokens that the log-probabilities are of"
@@ -98,11 +99,7 @@ def read_mask(data: Sequence[Any], row: int, key: str) -> Tensor:
     if "weights" in data[row].loss_fn_inputs:
         remedy += ", or, if the weights are 0 and 1, set entries={'mask': 'weights'} of loss_fn and "
         remedy += "mask='weights' of the functions that fill the data"
-    mask = entry(data, row, key, remedy)
-    wrong = mask[(mask != 0) & (mask != 1)]
-    if wrong.numel():
-        problem = f"it holds {float(wrong[0]):g}, and a mask holds 0 and 1"
-        raise DataError(place(row, key), problem, "put weights of tokens into the advantages")
+    mask = boolean_mask(place(row, key), entry(data, row, key, remedy), check=True)
     targets = entry(data, row, TARGETS, FROM_TARGETS)
     if targets.dim() != 1:
         problem = f"its shape is {list(targets.shape)}"
@@ -110,7 +107,7 @@ def read_mask(data: Sequence[Any], row: int, key: str) -> Tensor:
     if mask.shape != targets.shape:
         problem = f"its shape is {list(mask.shape)}, and that of {TARGETS} {list(targets.shape)}"
         raise DataError(place(row, key), problem, "write one number for each target")
-    return mask.bool()
+    return mask
 
 
 def finite(where: str, x: Any, remedy: str) -> float:

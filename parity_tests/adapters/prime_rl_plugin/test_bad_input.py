@@ -58,6 +58,16 @@ def test_a_reference_that_is_no_log_probability_is_an_error(wrong: float) -> Non
     loss_fn(inputs(ref_logprobs=torch.tensor([-0.5, wrong, -0.1])))  # no channel reads it
 
 
+@pytest.mark.parametrize("name", ["trainer_logprobs", "inference_logprobs"])
+def test_a_positive_log_probability_is_an_error_at_the_first_call(name: str) -> None:
+    """+0.125 is a rounding of bfloat16, and the first token is masked."""
+    with pytest.raises(
+        DataError, match=f"^{name}: it holds 0.13 at an unmasked token, and a log-probability"
+    ):
+        loss_fn(inputs(**{name: torch.tensor([9.0, -1.0, 0.13], requires_grad=True)}))
+    loss_fn(inputs(**{name: torch.tensor([9.0, -1.0, 0.125], requires_grad=True)}))
+
+
 def test_references_that_are_all_zero_are_missed() -> None:
     given = inputs(ref_logprobs=torch.zeros(3))
     for _ in range(PATIENCE - 1):
