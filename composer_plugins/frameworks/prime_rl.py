@@ -174,6 +174,7 @@ LOSSES = (
 # --- The other options of the user's TOML --------------------------------------------------------------
 
 NEWEST_OPTION = "filter_zero_advantages"  # of the orchestrator
+ALWAYS_FILTERED = UNTESTED[1:]  # without that option, which #3463 of 1 September removed
 LOSS_OPTIONS = {"type", "import_path", "kwargs"}  # of [trainer.loss] with type "custom"
 SUPERVISED = "sft"  # the type of 0.5 that learns from no advantages; `LOSSES` has its other losses
 SUPERVISED_IN = _0_5

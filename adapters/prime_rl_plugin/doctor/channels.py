@@ -167,7 +167,12 @@ def _filtered_out(run: Run, asked: Requested, generation: Generation) -> Iterato
     if generation.hint == NODE and not listed:
         train = table(orchestrator, "train")
         option = prime_rl.NEWEST_OPTION
-        if train.get(option, True) is not False:
+        if generation in prime_rl.ALWAYS_FILTERED:
+            dropped = "since #3463 PRIME-RL always drops samples of advantage 0"
+            problem = f"{dropped}, and {asked.any} has no effect on them"
+            remedy = f"to train groups of equal rewards use commit 559b447, where {option} can be false"
+            yield Finding("warning", f"{run.loss_key}.kwargs", problem, remedy)
+        elif train.get(option, True) is not False:
             value = "true" if option in train else "not set, which means true"
             remedy = f"set {option} = false in [orchestrator.train]"
             yield Finding("error", f"orchestrator.train.{option}", f"it is {value}, and {lost}", remedy)

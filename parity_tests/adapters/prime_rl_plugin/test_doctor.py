@@ -198,8 +198,20 @@ def test_the_version_that_is_given_wins_over_the_installed_one() -> None:
 @pytest.mark.parametrize("version", ["0.9.0", "0.8.1", "HEAD"])
 def test_a_version_that_is_newer_than_tested_is_warned_of_and_a_hint_works_there(version: str) -> None:
     found = find(edited(f"{REPLAY} =>"), version, plugins=HINTS)
-    assert [(one.key, one.severity) for one in found] == [("prime-rl", "warning")]
-    assert "newer than the newest that was tested, 0.8.1.dev67 (commit 559b447)" in found[0].problem
+    newer, lost = sorted(found, key=lambda one: one.key)
+    assert {one.severity for one in found} == {"warning"} and newer.key == "prime-rl"
+    assert "newer than the newest that was tested, 0.8.1.dev67 (commit 559b447)" in newer.problem
+    assert lost.key == "trainer.loss.kwargs" and "always drops samples of advantage 0" in lost.problem
+
+
+@pytest.mark.parametrize(("version", "is_option"), [("559b447", True), ("3418", True), ("3526", False)])
+def test_the_filter_of_zero_advantages_is_named_where_it_exists(version: str, is_option: bool) -> None:
+    for option in ("", "filter_zero_advantages = true"):
+        found = find(edited(f"{REPLAY} => & {OFF} => {option}"), version, plugins=HINTS)
+        said = [one for one in found if "advantage 0" in one.problem]
+        key = "orchestrator.train.filter_zero_advantages" if is_option else "trainer.loss.kwargs"
+        assert [one.key for one in said] == [key]
+        assert ("set filter_zero_advantages = false" in said[0].remedy) is is_option
 
 
 LOSS_FILE, CONFIG, ROLLOUTS = "trainer/rl/loss.py", "configs/trainer.py", "orchestrator/trajectories.py"
