@@ -100,7 +100,7 @@ class PolicyChannel(Channel):
 
     def loss(self, trainer: GRPOTrainer, inputs: dict[str, Any], forward: upstream.PolicyForward) -> Tensor:
         """The policy loss of one micro-batch. It is added to what TRL returns for zero advantages."""
-        tensors = upstream.policy_tensors(inputs, forward.logprobs)
+        tensors = upstream.policy_tensors(inputs, forward.logprobs, check=not self._checked)
         token = self.call(tensors)
         weighted = "log_weights" in self.choice.optional
         factor = upstream.policy_factor(
@@ -186,7 +186,8 @@ class HintChannel(Channel):
         teacher, has_hint = self.source.teacher_prompts(trainer, rows, batch, rewards)
         self._leave_out_same(teacher, has_hint, batch)
         ids, attention = upstream.pad_left(trainer, teacher)
-        mask = upstream.loss_mask(batch) & torch.tensor(has_hint, device=ids.device).unsqueeze(1)
+        mask = upstream.loss_mask(batch, check=not self._checked)
+        mask = mask & torch.tensor(has_hint, device=ids.device).unsqueeze(1)
         for i, row in enumerate(rows):
             if row.get("hint_mask") is not None:
                 mask[i] &= _marked_tokens(row["hint_mask"], batch["completion_mask"][i])

@@ -44,6 +44,7 @@ from composer_plugins.columns import (
 )
 from composer_plugins.errors import ConfigError, DataError, in_a_line
 from composer_plugins.frameworks.trl import TESTED, TRAINERS_WITH_A_POLICY, OwnPolicy
+from composer_plugins.losses.masks import boolean_mask
 
 OLDEST = "1.0"
 VERSION: str = trl.__version__
@@ -280,18 +281,23 @@ def asked_processes() -> tuple[str, str] | None:
     return (str(found["num_processes"]), str(config)) if found.get("num_processes", 0) > 0 else None
 
 
-def loss_mask(inputs: dict[str, Any]) -> Tensor:
-    """The completion tokens [B, T] that TRL trains on: those that no tool wrote."""
-    mask = inputs["completion_mask"]
-    return (mask * inputs["tool_mask"] if "tool_mask" in inputs else mask).bool()
+def loss_mask(inputs: dict[str, Any], *, check: bool) -> Tensor:
+    """The completion tokens [B, T] that TRL trains on: those that no tool wrote.
+
+    With `check`, DataError if a mask holds another number than 0 and 1.
+    """
+    mask = boolean_mask("completion_mask", inputs["completion_mask"], check=check)
+    if "tool_mask" not in inputs:
+        return mask
+    return mask & boolean_mask("tool_mask", inputs["tool_mask"], check=check)
 
 
-def policy_tensors(inputs: dict[str, Any], logprobs: Tensor) -> dict[str, Tensor]:
+def policy_tensors(inputs: dict[str, Any], logprobs: Tensor, *, check: bool = False) -> dict[str, Tensor]:
     """The inputs of a policy loss, by their names in the catalogue.
 
     TRL leaves out the old policy's log-probabilities where they equal the present ones. The rollout
     policy's are vLLM's where TRL has them; where vLLM has none for a token (NaN), the old policy's are used.
-    TRL has `log_weights` with vllm_importance_sampling_correction only.
+    TRL has `log_weights` with vllm_importance_sampling_correction only. `check` is that of `loss_mask`.
     """
     advantages, old = inputs["advantages"], inputs.get("old_per_token_logps")
     old = logprobs.detach() if old is None else old
@@ -303,7 +309,7 @@ def policy_tensors(inputs: dict[str, Any], logprobs: Tensor) -> dict[str, Tensor
         "old_logprobs": old,
         "rollout_logprobs": torch.where(rollout.isnan(), old, rollout),
         "advantages": advantages if advantages.dim() > 1 else advantages.unsqueeze(1),
-        "mask": loss_mask(inputs),
+        "mask": loss_mask(inputs, check=check),
     }
 
 

@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
+from trl import GRPOTrainer
 
-from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerParser, before_training
-from composer_plugins.errors import ConfigError
+from composer_plugins.adapters.trl_mixin import (
+    ComposerGRPOConfig,
+    ComposerLossMixin,
+    ComposerParser,
+    before_training,
+)
+from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.findings import ComposerWarning
 from parity_tests.cases import trl as cases
 from parity_tests.cases.recorded import in_words, recorded
@@ -59,6 +65,28 @@ def test_a_chat_template_that_cuts_the_hint_off_gives_no_hint() -> None:
         inputs = tiny.batch(made)
     made._compute_loss(made.model, inputs)
     assert made._metrics["train"]["composer/hint/row_frac"] == [0.5]
+
+
+class Weighing(GRPOTrainer):
+    """A trainer that passes a weight of each token where TRL has a mask."""
+
+    name = "completion_mask"
+
+    def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(*args, **kwargs)
+        return output | {self.name: 0.5 * output["completion_mask"]}
+
+
+class WeighingTools(Weighing):
+    name = "tool_mask"
+
+
+@pytest.mark.parametrize("base", [Weighing, WeighingTools])
+@pytest.mark.parametrize("options", [{"policy": "grpo"}, {"hint_weight": 1.0}], ids=["policy", "hint"])
+def test_weights_in_the_place_of_a_mask_are_an_error(options: dict[str, Any], base: type[Weighing]) -> None:
+    made = tiny.trainer(type("Mine", (ComposerLossMixin, base), {}), **options)
+    with pytest.raises(DataError, match=f"^{base.name}: it holds 0.5, and a mask holds 0 and 1; pass"):
+        made.train()
 
 
 def test_yaml_and_command_line_make_a_config(tmp_path: Path) -> None:
