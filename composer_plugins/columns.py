@@ -220,6 +220,12 @@ DOUBTS = {
         "chosen or rejected contains {what}",
         "write the text alone: the chat template adds its tokens",
     ),
+    "endless": (
+        "chosen or rejected does not end with a token that ends generation ({what})",
+        "set a chat template that writes one after a completion, as TRL's get_training_chat_template has for "
+        "GLM, or set tokenizer.eos_token to what the template writes there: otherwise the policy learns not "
+        "to end",
+    ),
 }
 
 

@@ -289,7 +289,10 @@ class ReplayChannel(Channel):
         return "ref_chosen" in self.choice.loss.needs
 
     def check_row(self, trainer: GRPOTrainer, row: Row, training: bool) -> list[str]:
-        """Return `pair_notes`; DataError unless every pair is complete, will be used, and fits the model."""
+        """Return `pair_notes`, and "endless" for each pair with a side that does not end.
+
+        DataError unless every pair is complete, will be used, and fits the model.
+        """
         pairs, group = pairs_of(row), upstream.generations(trainer, training)
         limit, prompt = longest_input(trainer), prompt_of(row)
         if len(pairs) > group:
@@ -311,7 +314,12 @@ class ReplayChannel(Channel):
                 raise DataError(SIDES[i % 2], problem, "remove the pair")
         if self._special_tokens is None:
             self._special_tokens = special_tokens(upstream.tokenizer(trainer))
-        return pair_notes(pairs, prompt, self._special_tokens)
+        notes = pair_notes(pairs, prompt, self._special_tokens)
+        for pair, *both in zip(pairs, encoded[::2], encoded[1::2], strict=True):
+            if pair.weight > 0 and not all(upstream.is_ended(trainer, ids) for ids in both):
+                names = upstream.tokenizer(trainer).convert_ids_to_tokens(upstream.end_tokens(trainer))
+                notes.append(f"endless {', '.join(map(repr, names))}")
+        return notes
 
     def tensors(self, trainer: GRPOTrainer, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         """The replay channel's part of a generation batch; S is `chosen` or `rejected`.

@@ -495,13 +495,23 @@ def _completion_after(
 
 def _encode_generated(trainer: GRPOTrainer, texts: Iterable[str]) -> list[list[int]]:
     """Token ids of what the model generates after a prompt, each with the end of sequence."""
-    tokenize, made = tokenizer(trainer), []
-    end: int = tokenize.eos_token_id
-    ends = getattr(trainer, "eos_token_ids", [end])  # one before TRL 1.16
+    tokenize, ends, made = tokenizer(trainer), end_tokens(trainer), []
     for text in texts:
         ids = tokenize(text, add_special_tokens=False)["input_ids"]
-        made.append(ids if ids and ids[-1] in ends else [*ids, end])
+        made.append(ids if ids and ids[-1] in ends else [*ids, tokenize.eos_token_id])
     return made
+
+
+def end_tokens(trainer: GRPOTrainer) -> list[int]:
+    """The tokens that end a rollout: the tokenizer's, and from TRL 1.16 those of the model's config."""
+    found: list[int] = getattr(trainer, "eos_token_ids", [tokenizer(trainer).eos_token_id])
+    return found
+
+
+def is_ended(trainer: GRPOTrainer, ids: list[int]) -> bool:
+    """Whether they end with a token that ends a rollout, and maybe white space, as in Qwen's templates."""
+    decode, ends = tokenizer(trainer).decode, end_tokens(trainer)
+    return next((one in ends for one in reversed(ids) if one in ends or decode([one]).strip()), False)
 
 
 def pad_left(trainer: GRPOTrainer, rows: list[list[int]]) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
-"""Replayed completions after a prompt that opens a tag for the model, as DeepSeek-R1's does."""
+"""Replayed completions as chat templates make them: after an opened tag, and with or without an end."""
 
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from datasets import Dataset
 
 from composer_plugins.adapters.trl_mixin.upstream import encode_replayed
+from composer_plugins.findings import ComposerWarning
 from parity_tests.rigs import tiny
 
 QUESTION = [{"role": "user", "content": "a?"}]
@@ -18,13 +20,19 @@ OPENS = (
 )
 
 
-def with_template(template: str, **options: Any) -> Any:
-    """A trainer whose tokenizer has this template, and tokens for the tags."""
+TOKENS = ["<t>", "</t>", "<think>", "</think>", "[gMASK]", "<sop>", "<|im_start|>", "assistant", "user"]
+ENDS = ["<|user|>", "<|observation|>", "<|im_end|>"]  # of GLM's models and of Qwen's
+
+
+def with_template(template: str, ends: Sequence[str] = (), **options: Any) -> Any:
+    """A trainer whose tokenizer has this template, and tokens for the tags; `ends` end generation too."""
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = template
-    tokenizer.add_tokens(["<t>", "</t>", "<think>", "</think>"])
+    tokenizer.add_tokens(TOKENS)
+    tokenizer.add_tokens(ENDS, special_tokens=True)
     model = tiny.model()
     model.resize_token_embeddings(len(tokenizer))
+    model.generation_config.eos_token_id = [1, *tokenizer.convert_tokens_to_ids(list(ends))]
     arguments = {"processing_class": tokenizer}
     return tiny.trainer(replay_weight=1.0, policy_model=model, arguments=arguments, **options)
 
@@ -69,3 +77,45 @@ def test_released_templates_that_open_think_work(name: str) -> None:
     """From TRL's copies of them. Qwen's keeps the reasoning of an answer, R1's drops it."""
     made = with_template((files("trl") / "chat_templates" / f"{name}.jinja").read_text())
     assert "".join(text_of(made, "12\n</think>\n\n3").split()).startswith("12</think>3")
+
+
+ENDLESS = (
+    r"^train_dataset: in 4 of 4 pairs chosen or rejected does not end with a token that ends generation "
+    r"\('<eos>', {}\), first in row 1; set a chat template that writes one after a completion"
+)
+GLM = r"'<\|user\|>', '<\|observation\|>', '<\|im_end\|>'"
+
+
+def replayed(name: str, ends: Sequence[str], prompt: Any = QUESTION) -> Any:
+    """Train on pairs under a template of TRL's, of which row 0 has weight 0."""
+    template = (files("trl") / "chat_templates" / f"{name}.jinja").read_text()
+    pair = {"prompt": prompt, "chosen": "12", "rejected": "3"}
+    rows = [{**pair, "n_teachers_agreeing": int(i > 0)} for i in range(5)]
+    made = with_template(template, ends, dataset=Dataset.from_list(rows), scripted=False, policy_weight=0.0)
+    made.train()
+    return made
+
+
+def test_completions_that_never_end_are_a_warning() -> None:
+    """GLM's template writes what ends generation before the next message, and after the last one nothing."""
+    with pytest.warns(ComposerWarning, match=ENDLESS.format(GLM)):
+        made = replayed("glm4moe", ENDS)
+    assert tiny.shown(made, tiny.batch(made), "replay_chosen").endswith("\n12")
+
+
+@pytest.mark.parametrize(
+    ("name", "ends", "prompt"),
+    [
+        ("glm4moe_training", ENDS, QUESTION),
+        ("qwen3", ENDS, QUESTION),  # white space follows the end
+        ("qwen3_training", ENDS, QUESTION),
+        ("glm4moe", ENDS, "a?"),  # no template makes it, and the end of sequence is added
+    ],
+)
+def test_completions_that_end_are_no_warning(name: str, ends: list[str], prompt: Any) -> None:
+    replayed(name, ends, prompt)  # a warning is an error here
+
+
+def test_an_end_that_the_model_does_not_stop_at_is_a_warning() -> None:
+    with pytest.warns(ComposerWarning, match=ENDLESS.format("'<.user.>'")):
+        replayed("qwen3", ENDS[:1])
