@@ -1,6 +1,5 @@
 """The three channels of the composer loss: each makes its tensors and its loss, and logs its metrics."""
 
-import math
 import warnings
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
@@ -10,9 +9,9 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import upstream
-from composer_plugins.adapters.trl_mixin.finite import raise_not_finite
 from composer_plugins.adapters.trl_mixin.forward import completion, longest_input
 from composer_plugins.adapters.trl_mixin.hints import HintSource, environment_rows
+from composer_plugins.adapters.trl_mixin.metrics import Logged
 from composer_plugins.adapters.trl_mixin.predictions import HeadInputs, Predictions
 from composer_plugins.adapters.trl_mixin.teachers import Teacher
 from composer_plugins.columns import (
@@ -54,6 +53,7 @@ class Channel:
     choice: Choice
     denominator: str = field(init=False)  # in words, for the log
     fused_linear: bool = field(default=False, init=False)  # whether it does without logits
+    logged: Logged = field(init=False)  # of the last micro-batch
     _checked: bool = field(default=False, init=False)
 
     def call(self, tensors: dict[str, Tensor]) -> Any:
@@ -62,25 +62,22 @@ class Channel:
         self._checked = True
         return result
 
-    def log(
+    def keep(
         self, trainer: GRPOTrainer, loss: Tensor, metrics: dict[str, Metric], inputs: dict[str, Tensor]
     ) -> None:
-        """Log the loss, and the mean of each metric over the unmasked elements of all ranks.
+        """Keep what `metrics.log` logs: the loss as it is returned, and sums and counts of the metrics.
 
-        A metric without any unmasked element is left out of this step. All ranks must pass the same names:
-        one reduction carries every value. DataError if one is not finite; `inputs`, with a "mask", are those
-        that it may come from.
+        The losses of a step's micro-batches add up to that of the step. `inputs`, with a "mask", are those
+        that a value which is not finite may come from.
         """
-        parts = {"loss": (loss.detach(), torch.ones_like(loss, dtype=torch.bool)), **metrics}
-        sums = [torch.where(where, value, 0.0).sum().float() for value, where in parts.values()]
-        counts = [where.sum().float() for _, where in parts.values()]
-        totals = trainer.accelerator.reduce(torch.stack([*sums, *counts]), reduction="sum").tolist()
-        for name, total, count in zip(parts, totals, totals[len(parts) :], strict=False):
-            if not math.isfinite(total):
-                what = name if name == "loss" else f"metric {name!r}"
-                raise_not_finite(trainer, self.name, what, total, inputs)
-            if count:
-                upstream.metrics(trainer)[f"composer/{self.name}/{name}"].append(total / count)
+        parts = {
+            name: (torch.where(where, value, 0.0).sum(), where.sum())
+            for name, (value, where) in metrics.items()
+        }
+        loss = loss.detach()
+        share = torch.full_like(loss, 1 / upstream.accumulation_steps(trainer))
+        detached = {name: tensor.detach() for name, tensor in inputs.items()}
+        self.logged = Logged(self.name, {"loss": (loss, share), **parts}, detached)
 
     def describe(self) -> str:
         """The loss, its parameters and its denominator."""
@@ -110,7 +107,7 @@ class PolicyChannel(Channel):
         logged = upstream.metrics(trainer)
         for name in [name for name in logged if name.startswith(upstream.POLICY_METRICS)]:
             del logged[name]  # ours are logged under composer/policy
-        self.log(trainer, reduced * upstream.accumulation_steps(trainer), token.metrics, tensors)
+        self.keep(trainer, reduced, token.metrics, tensors)
         return reduced
 
     def _reduced(
@@ -235,13 +232,14 @@ class HintChannel(Channel):
             old = tensors["student_logprobs"] = student.logprobs(ids, mask)
         tensors["old_logprobs"] = old.detach()
         reduced, metrics = self._reduced(student, teacher, tensors)
+        reduced = reduced / upstream.accumulation_steps(trainer)
         has_tokens = mask.any(1)
         metrics |= {
             "kl": Metric(tensors["old_logprobs"] - tensors["teacher_logprobs"], mask),
             "row_frac": Metric(has_tokens, torch.ones_like(has_tokens)),
         }
-        self.log(trainer, reduced, metrics, tensors)
-        return reduced / upstream.accumulation_steps(trainer)
+        self.keep(trainer, reduced, metrics, tensors)
+        return reduced
 
     def _reduced(
         self, student: Predictions | None, teacher: Any, tensors: dict[str, Tensor]
@@ -394,10 +392,11 @@ class ReplayChannel(Channel):
         tensors = {name: tensor for name, tensor in tensors.items() if name in needs}
         pair = self.call(tensors)
         reduced = (batch["replay_weight"] * pair.loss).sum() / len(has_pair)
+        reduced = reduced / upstream.accumulation_steps(trainer)
         metrics = {name: Metric(m.value, m.where & has_pair[used]) for name, m in pair.metrics.items()}
         metrics["row_frac"] = Metric(has_pair, torch.ones_like(has_pair))
-        self.log(trainer, reduced, metrics, tensors | {"mask": has_pair[used]})
-        return reduced / upstream.accumulation_steps(trainer)
+        self.keep(trainer, reduced, metrics, tensors | {"mask": has_pair[used]})
+        return reduced
 
     def _scores(self, trainer: GRPOTrainer, model: Any, parts: tuple[Tensor, ...], size: int) -> Tensor:
         """log pi(completion | prompt) [B], summed or averaged over tokens as the loss needs it.

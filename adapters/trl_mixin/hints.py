@@ -175,7 +175,7 @@ class SuccessfulRollouts:
         threshold = float(torch.tensor(options.success_reward_threshold))  # in float32, as the rewards are
         successful = [reward >= threshold for reward in rewards]
         groups = [any(successful[start : start + group]) for start in range(0, len(rewards), group)]
-        upstream.metrics(trainer)["composer/hint/success_group_frac"].append(sum(groups) / len(groups))
+        upstream.add_to_mean(trainer, "composer/hint/success_group_frac", sum(groups), len(groups))
         self._watch(rewards, any(successful))
         found = []
         for i in range(len(rewards)):

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from transformers import Trainer
 from trl import GRPOTrainer
 
-from composer_plugins.adapters.trl_mixin import before_training, sharding, upstream
-from composer_plugins.adapters.trl_mixin.channels import HintChannel, PolicyChannel, ReplayChannel
+from composer_plugins.adapters.trl_mixin import before_training, metrics, sharding, upstream
+from composer_plugins.adapters.trl_mixin.channels import Channel, HintChannel, PolicyChannel, ReplayChannel
 from composer_plugins.adapters.trl_mixin.hints import environments_with_hints
 from composer_plugins.adapters.trl_mixin.rewards import checked, treated
 from composer_plugins.adapters.trl_mixin.schedule import Weights
@@ -231,12 +231,18 @@ class ComposerLossMixin(_Trainer):
             self._forward = None
         weights = self._weights.now()
         hint = replay = None
+        ran = list[Channel]()
         if self._policy is not None:
             policy = policy + self._policy.loss(self, inputs, forward)
+            ran.append(self._policy)
         if self._hint is not None and weights["hint_weight"]:
             hint = self._hint.loss(self, model, inputs, forward.logprobs)
+            ran.append(self._hint)
         if self._replay is not None and weights["replay_weight"]:
             replay = self._replay.loss(self, model, inputs)
+            ran.append(self._replay)
+        if ran:
+            metrics.log(self, [channel.logged for channel in ran])
         return composer(policy, hint, replay, **weights)
 
 

@@ -76,7 +76,7 @@ def treated(
             _raise_or_warn(error, on_bad_reward, trainer.composer_warned)
     if on_bad_reward == "error":
         return rewards
-    upstream.metrics(trainer)["composer/bad_reward_frac"].append(float(bad.any(1).float().mean()))
+    upstream.add_to_mean(trainer, "composer/bad_reward_frac", float(bad.any(1).sum()), len(bad))
     if on_bad_reward == "zero":
         return rewards.masked_fill(bad, 0.0)
     return rewards.masked_fill(bad.any(1, keepdim=True), torch.nan)

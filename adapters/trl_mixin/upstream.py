@@ -361,6 +361,25 @@ def metrics(trainer: GRPOTrainer) -> dict[str, list[float]]:
     return trainer._metrics["train" if trainer.model.training else "eval"]
 
 
+class Mean(list[float]):
+    """The mean of a metric since TRL's last log, in the place of the list whose mean TRL logs and drops."""
+
+    total = number = 0.0
+
+    def add(self, total: float, number: float) -> None:
+        self.total, self.number = self.total + total, self.number + number
+        self[:] = [self.total / self.number]
+
+
+def add_to_mean(trainer: GRPOTrainer, name: str, total: float, number: float) -> None:
+    """Add so many values, which add up to `total`, to the mean of a metric that TRL logs next."""
+    logged = metrics(trainer)
+    mean = logged.get(name)
+    if not isinstance(mean, Mean):
+        mean = logged[name] = Mean()
+    mean.add(total, number)
+
+
 def tokenizer(trainer: GRPOTrainer) -> Any:
     """The tokenizer, also where TRL was given a processor."""
     processing = trainer.processing_class

@@ -1,0 +1,40 @@
+"""The metrics of the channels: one transfer per micro-batch carries those of all."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from trl import GRPOTrainer
+
+from composer_plugins.adapters.trl_mixin import upstream
+from composer_plugins.adapters.trl_mixin.finite import not_finite_error
+
+
+class Logged(NamedTuple):
+    """What a channel logs of one micro-batch."""
+
+    channel: str
+    parts: dict[str, tuple[Tensor, Tensor]]  # by metric, its sum [] and its count [] on this process
+    inputs: Mapping[str, Tensor]  # which a value that is not finite may come from, with a "mask"
+
+
+def log(trainer: GRPOTrainer, channels: Sequence[Logged]) -> None:
+    """Add the metrics to the means that TRL logs next, over all ranks; DataError if a value is not finite.
+
+    A metric without any unmasked element is left out. All ranks must pass the same names: one reduction
+    carries every value.
+    """
+    parts = [(one, name, part) for one in channels for name, part in one.parts.items()]
+    values = [value.float() for _, _, part in parts for value in part]
+    stacked = torch.stack(values)
+    totals = trainer.accelerator.reduce(stacked, reduction="sum").tolist()
+    for (one, name, _), total, count in zip(parts, totals[::2], totals[1::2], strict=True):
+        if not math.isfinite(total):
+            what = "loss" if name == "loss" else f"metric {name!r}"
+            raise not_finite_error(
+                trainer, f"the {one.channel} channel", f"its {what} is {total}", one.inputs
+            )
+        if count:
+            upstream.add_to_mean(trainer, f"composer/{one.channel}/{name}", total, count)
