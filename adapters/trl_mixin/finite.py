@@ -1,8 +1,10 @@
-"""The error for a loss or a metric of a channel that is not finite: TRL drops NaN from the means it logs."""
+"""The errors for a loss and a gradient that are not finite: TRL drops NaN from the means it logs."""
 
+import math
 from collections.abc import Mapping
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from trl import GRPOTrainer
 
 from composer_plugins.errors import DataError
@@ -17,7 +19,14 @@ REMEDIES = {
     **finite.REMEDIES,
     **dict.fromkeys(("ref_chosen", "ref_rejected"), WEIGHTS.format("reference, its initial policy,")),
     **dict.fromkeys(("rollout_logprobs", "log_weights"), OF_VLLM),
+    "KL": "look for weights of the reference that are wrong, lower learning_rate, or set beta to 0: TRL's KL "
+    "is exp(log pi_ref - log pi), which overflows where the reference is 88 nats above the policy",
+    "entropies": "look for logits of the policy that are -inf, or set entropy_coef to 0",
 }
+OF_THE_GRADIENT = (
+    "look for an operation whose derivative is not finite, such as a root or a logarithm at 0, with "
+    "torch.autograd.set_detect_anomaly(True), or lower learning_rate"
+)
 
 
 def not_finite_error(
@@ -37,3 +46,18 @@ def not_finite_error(
     else:
         problem += ", and all its inputs are finite, so it overflows"
     return DataError(f"{term}, step {step}", problem, REMEDIES.get(name, POLICY))
+
+
+def finite_norm(trainer: GRPOTrainer, norm: Tensor | float) -> Tensor | float:
+    """Return the norm of the gradient as a number, for TRL's log; DataError if it is not finite.
+
+    Neither is known where float16 scales the loss, because its scaler skips the step of an infinite gradient,
+    nor with DeepSpeed, which has taken the step already.
+    """
+    if trainer.is_deepspeed_enabled or trainer.accelerator.scaler is not None:
+        return norm
+    value = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    if not math.isfinite(value):
+        key = f"the gradient, step {trainer.state.global_step + 1}"
+        raise DataError(key, f"its norm is {value}, and the loss is finite", OF_THE_GRADIENT)
+    return value

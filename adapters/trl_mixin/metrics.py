@@ -1,7 +1,7 @@
-"""The metrics of the channels: one transfer per micro-batch carries those of all."""
+"""The metrics of the channels, and the check of the loss: one transfer per micro-batch carries both."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,16 +20,18 @@ class Logged(NamedTuple):
     inputs: Mapping[str, Tensor]  # which a value that is not finite may come from, with a "mask"
 
 
-def log(trainer: GRPOTrainer, channels: Sequence[Logged]) -> None:
+def log(
+    trainer: GRPOTrainer, channels: Sequence[Logged], loss: Tensor, own: Callable[[], Mapping[str, Tensor]]
+) -> None:
     """Add the metrics to the means that TRL logs next, over all ranks; DataError if a value is not finite.
 
     A metric without any unmasked element is left out. All ranks must pass the same names: one reduction
-    carries every value.
+    carries every value, and the whole `loss`. `own` gives the inputs of TRL's own terms of it.
     """
     parts = [(one, name, part) for one in channels for name, part in one.parts.items()]
     values = [value.float() for _, _, part in parts for value in part]
-    stacked = torch.stack(values)
-    totals = trainer.accelerator.reduce(stacked, reduction="sum").tolist()
+    stacked = torch.stack([*values, loss.detach().float()])
+    *totals, whole = trainer.accelerator.reduce(stacked, reduction="sum").tolist()
     for (one, name, _), total, count in zip(parts, totals[::2], totals[1::2], strict=True):
         if not math.isfinite(total):
             what = "loss" if name == "loss" else f"metric {name!r}"
@@ -38,3 +40,5 @@ def log(trainer: GRPOTrainer, channels: Sequence[Logged]) -> None:
             )
         if count:
             upstream.add_to_mean(trainer, f"composer/{one.channel}/{name}", total, count)
+    if not math.isfinite(whole):
+        raise not_finite_error(trainer, "TRL's own loss", f"with it the whole loss is {whole}", own())

@@ -9,6 +9,7 @@ from trl import GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import before_training, metrics, sharding, upstream
 from composer_plugins.adapters.trl_mixin.channels import Channel, HintChannel, PolicyChannel, ReplayChannel
+from composer_plugins.adapters.trl_mixin.finite import finite_norm
 from composer_plugins.adapters.trl_mixin.hints import environments_with_hints
 from composer_plugins.adapters.trl_mixin.rewards import checked, treated
 from composer_plugins.adapters.trl_mixin.schedule import Weights
@@ -31,8 +32,8 @@ class ComposerLossMixin(_Trainer):
     """Mix in BEFORE a GRPOTrainer; `args` is a `ComposerGRPOConfig`.
 
     Overrides TRL's `_compute_loss` and `_generate_and_score_completions`, and reads what TRL's
-    `_get_per_token_logps_and_entropies` and `_calculate_rewards` return. With the default config the loss,
-    the gradient and every random number are TRL's own.
+    `_get_per_token_logps_and_entropies` and `_calculate_rewards` and the Trainer's `_get_grad_norm` return.
+    With the default config the loss, the gradient and every random number are TRL's own.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -241,9 +242,15 @@ class ComposerLossMixin(_Trainer):
         if self._replay is not None and weights["replay_weight"]:
             replay = self._replay.loss(self, model, inputs)
             ran.append(self._replay)
+        loss = composer(policy, hint, replay, **weights)
         if ran:
-            metrics.log(self, [channel.logged for channel in ran])
-        return composer(policy, hint, replay, **weights)
+            metrics.log(self, [channel.logged for channel in ran], loss, forward.own_inputs)
+        return loss
+
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        norm = super()._get_grad_norm(*args, **kwargs)
+        has_channel = self._policy is not None or self._data_channels
+        return finite_norm(self, norm) if has_channel else norm
 
 
 class ComposerGRPOTrainer(ComposerLossMixin, GRPOTrainer):

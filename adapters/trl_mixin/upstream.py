@@ -5,6 +5,7 @@ Read from trl/trainer/grpo_trainer.py: `_compute_loss` calls `_get_per_token_log
 returns (logps, entropies) and, from 1.7, the auxiliary loss of MoE models. The logits are divided by the
 temperature. TRL scales its loss for gradient accumulation itself. From 1.15 the output head is fused: the
 logps are 0 at padding, and the trainer's constructor replaces the model's forward pass.
+Not in `NEEDED`: `_get_grad_norm`, which transformers from 5.5 calls before the optimizer's step.
 """
 
 import copy
@@ -182,7 +183,7 @@ class PolicyForward:
     ) -> None:
         self.inputs = inputs
         self._trainer, self._model = type(trainer).__name__, model
-        self._outputs: list[tuple[Tensor, Tensor]] = []
+        self._outputs: list[tuple[Tensor, ...]] = []
         self._without_advantages = without_advantages
         if without_advantages:
             self.inputs = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
@@ -191,7 +192,7 @@ class PolicyForward:
         """Keep the log-probabilities and entropies of the policy. TRL's loss is computed after this call."""
         if model is not self._model:
             return  # a subclass may call another model
-        self._outputs.append(outputs[:2])
+        self._outputs.append(outputs)
         logprobs = outputs[0]
         old = self.inputs.get("old_per_token_logps")
         if self._without_advantages and old is not None:
@@ -210,7 +211,24 @@ class PolicyForward:
         """The entropy [B, T] of each distribution that a token was sampled from."""
         return self._only()[1]
 
-    def _only(self) -> tuple[Tensor, Tensor]:
+    def own_inputs(self) -> dict[str, Tensor]:
+        """What TRL's own terms are computed from, and its KL; empty if a subclass made no forward pass.
+
+        Every token counts: TRL multiplies by its mask, and 0 times infinity is NaN.
+        """
+        if len(self._outputs) != 1:
+            return {}
+        logprobs, entropies, *auxiliary = self._outputs[0]  # from TRL 1.7 that of MoE models, or None
+        found = policy_tensors(self.inputs, logprobs)
+        found["mask"] = torch.ones_like(found["mask"])
+        if (reference := self.inputs.get("ref_per_token_logps")) is not None:
+            log_ratio = reference - logprobs
+            found |= {"ref_logprobs": reference, "KL": log_ratio.exp() - log_ratio - 1}
+        if auxiliary and auxiliary[0] is not None:
+            found["auxiliary_loss"] = auxiliary[0]
+        return found | {"entropies": entropies}
+
+    def _only(self) -> tuple[Tensor, ...]:
         """What the one forward pass returned; ConfigError if a subclass made none, or several."""
         if (calls := len(self._outputs)) != 1:
             problem = (

@@ -1,5 +1,6 @@
 """A loss or a metric of a channel that is not finite ends the run, before the policy's weights follow it."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,15 @@ def overflowing(
     """A loss that is finite, with a metric that is not."""
     token = grpo(logprobs, old_logprobs, advantages, mask)
     return TokenLoss(scale * token.loss, {"size": Metric(torch.full_like(token.loss, torch.inf), mask)})
+
+
+def kinked(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, scale: float = 1.0
+) -> TokenLoss:
+    """A loss that is finite, with a gradient that is not: the derivative of a root at 0."""
+    token = grpo(logprobs, old_logprobs, advantages, mask)
+    root = torch.where(mask, logprobs - old_logprobs, 0.0).abs().sqrt()
+    return TokenLoss(scale * token.loss + root, token.metrics)
 
 
 def teacher(made: Any) -> Any:
@@ -102,3 +112,87 @@ def test_a_process_whose_inputs_are_finite_raises_with_the_others(monkeypatch: p
     monkeypatch.setattr(Accelerator, "num_processes", 2)
     with pytest.raises(DataError, match="inputs are finite, unless they are of another process"):
         made._compute_loss(made.model, inputs)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that TRL loads its reference from."""
+    made: Path = tmp_path_factory.mktemp("model")
+    tiny.model().save_pretrained(made)
+    return made
+
+
+def far_from_its_reference(made: Any) -> None:
+    """The reference is more than 88 nats above the policy at some tokens, so that TRL's KL overflows."""
+    made.model.model.norm.weight.data *= 100
+
+
+def without_reference(made: Any) -> None:
+    made.ref_model.lm_head.weight.data[4, 0] = torch.nan
+
+
+KL = (
+    r"values of KL are not finite, the first \(inf\) at row \d+, token \d+; look for weights of the reference"
+)
+REF = (
+    r"values of ref_logprobs are not finite, the first \(nan\) at .*; look for weights that are not finite in"
+)
+
+
+@pytest.mark.parametrize("change", [far_from_its_reference, without_reference])
+@pytest.mark.parametrize("options", [{"policy": "grpo"}, SIMPO], ids=["a policy of ours", "replay"])
+def test_a_term_of_trl_ends_the_run_before_the_weights_are_nan(
+    change: Any, options: dict[str, Any], folder: Path
+) -> None:
+    made = tiny.trainer(policy_model=str(folder), beta=0.04, max_grad_norm=1.0, **options)
+    change(made)
+    before = {name: weight.clone() for name, weight in made.model.named_parameters()}
+    problem = KL if change is far_from_its_reference else REF
+    words = rf"^TRL's own loss, step 1: with it the whole loss is (inf|nan), because \d+ of \d+ {problem}"
+    with pytest.raises(DataError, match=words):
+        made.train()
+    assert all(weight.equal(before[name]) for name, weight in made.model.named_parameters())
+
+
+def test_trls_own_loss_alone_is_not_checked(folder: Path) -> None:
+    made = tiny.trainer(policy_model=str(folder), beta=0.04)
+    without_reference(made)
+    made.train()
+    assert not made.model.lm_head.weight.isfinite().all()
+
+
+def test_a_kl_at_a_masked_token_is_named_too(folder: Path) -> None:
+    """TRL multiplies its KL by the mask, and 0 times infinity is NaN."""
+    made = tiny.trainer(policy_model=str(folder), beta=0.04, policy="grpo")
+    inputs = tiny.batch(made)
+    inputs["completion_mask"][2, 0] = 0
+    inputs["ref_per_token_logps"][2, 0] += 200
+    with pytest.raises(DataError, match=r"whole loss is nan, because 1 of .* of KL .* at row 2, token 0"):
+        made._compute_loss(made.model, inputs)
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
+def test_a_gradient_that_is_not_finite_ends_the_run_before_the_step(max_grad_norm: float) -> None:
+    made = tiny.trainer(policy=f"{__name__}:kinked", max_grad_norm=max_grad_norm)
+    before = {name: weight.clone() for name, weight in made.model.named_parameters()}
+    words = "^the gradient, step 1: its norm is nan, and the loss is finite; look for an operation"
+    with pytest.raises(DataError, match=words):
+        made.train()
+    assert all(weight.equal(before[name]) for name, weight in made.model.named_parameters())
+
+
+def test_a_gradient_whose_step_is_skipped_is_no_error() -> None:
+    """As a scaler of float16 does."""
+    made = tiny.trainer(policy=f"{__name__}:kinked", max_grad_norm=1.0)
+    made.accelerator.scaler = torch.amp.GradScaler("cpu")
+    before = {name: weight.clone() for name, weight in made.model.named_parameters()}
+    made.train()
+    assert made.state.global_step == 1
+    assert all(weight.equal(before[name]) for name, weight in made.model.named_parameters())
+
+
+def test_the_norm_of_a_gradient_is_logged_as_trl_does() -> None:
+    ours, theirs = (
+        tiny.logged(tiny.trainer(policy=one, loss_type="grpo"), "grad_norm") for one in ("grpo", "trl")
+    )
+    assert ours == pytest.approx(theirs, rel=1e-5)
