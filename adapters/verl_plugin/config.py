@@ -5,6 +5,8 @@ from typing import Any
 
 from verl.workers.config import PolicyLossConfig
 
+from composer_plugins.adapters.verl_plugin.surface import check_names
+
 
 @dataclass
 class ComposerPolicyLossConfig(PolicyLossConfig):
@@ -15,3 +17,7 @@ class ComposerPolicyLossConfig(PolicyLossConfig):
     """
 
     composer: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where another package has a name of ours, before its loss runs in a worker."""
+        check_names()

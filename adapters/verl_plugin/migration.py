@@ -8,11 +8,17 @@ import yaml
 
 from composer_plugins.adapters.verl_plugin import surface, upstream
 from composer_plugins.adapters.verl_plugin.doctor.misspelt import WORKER_NODE
-from composer_plugins.adapters.verl_plugin.doctor.options import TARGET, Run, findings, inert_correction
+from composer_plugins.adapters.verl_plugin.doctor.options import (
+    NOT_OURS,
+    TARGET,
+    Run,
+    findings,
+    inert_correction,
+)
 from composer_plugins.adapters.verl_plugin.surface import NODE, TRAINER, LossKind
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, unknown
-from composer_plugins.findings import Finding
+from composer_plugins.findings import Finding, error_of
 from composer_plugins.frameworks import verl
 from composer_plugins.frameworks.contract import NOTHING, parameters_of
 from composer_plugins.frameworks.verl import VERL, Key
@@ -259,6 +265,8 @@ def _choice(
     None for an estimator that the catalogue does not have; a remark then says which.
     """
     given = surface.given_options(kind, at(table, VERL.tables[kind]) or {})
+    if kind == "policy" and is_ours(name) and not Run(table).names_our_loss:
+        raise error_of([NOT_OURS])
     if is_ours(name):
         return surface.parse_choice(node, kind, loss_in(name), given).choice
     row = VERL.row_of(**{verl.CHOOSES[kind]: name})

@@ -10,6 +10,7 @@ import warnings
 from importlib import import_module
 
 from composer_plugins.adapters.verl_plugin.upstream import TRAINER_MODULE, has_v1_trainers
+from composer_plugins.errors import ConfigError
 
 NAME = "composer"
 FAILURE = ""
@@ -18,15 +19,17 @@ FAILURE = ""
 def register() -> None:
     """Register `composer` and `composer/<name>` for every estimator and policy loss that verl can run.
 
-    A second call does nothing, because verl refuses another function under a registered name.
+    A second call does nothing. Raises ConfigError where another package has one of these names.
     """
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, register_adv_est, register_policy_loss
 
     from composer_plugins.adapters.verl_plugin.estimators import estimator
     from composer_plugins.adapters.verl_plugin.loss import policy_loss
+    from composer_plugins.adapters.verl_plugin.surface import check_names
     from composer_plugins.frameworks.verl import VERL
     from composer_plugins.losses.registry import losses
 
+    check_names()
     if NAME in ADV_ESTIMATOR_REGISTRY:
         return
     register_adv_est(NAME)(estimator(None))
@@ -46,6 +49,5 @@ try:
         import_module(TRAINER_MODULE)
 except Exception as error:  # of every kind, because verl would hide it
     FAILURE = f"{type(error).__name__}: {error}"
-    warnings.warn(
-        f"composer-plugins is not registered in verl, so {UNKNOWN} will be unknown: {FAILURE}", stacklevel=2
-    )
+    so = "" if isinstance(error, ConfigError) else f", so {UNKNOWN} will be unknown"
+    warnings.warn(f"composer-plugins is not registered in verl{so}: {FAILURE}", stacklevel=2)

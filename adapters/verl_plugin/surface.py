@@ -7,6 +7,7 @@ from copy import deepcopy
 from functools import cache, partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from composer_plugins.adapters.verl_plugin import upstream
 from composer_plugins.config import ComposerConfig
 from composer_plugins.diagnosis import log_info
 from composer_plugins.errors import ConfigError, not_available, unknown
@@ -16,7 +17,7 @@ from composer_plugins.frameworks.contract import NOTHING, parameters_of
 from composer_plugins.frameworks.verl import VERL, Key
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import REQUIRED, of_kind
+from composer_plugins.losses.row import REQUIRED, Kind, of_kind
 from composer_plugins.objective import options, registered
 from composer_plugins.objective.options import without_effect
 from composer_plugins.objective.registered import Parsed, unlikely_value
@@ -25,6 +26,11 @@ from composer_plugins.objective.rules import denominator_of_another
 Value = TypeVar("Value")
 LossKind = Literal["policy", "advantage"]
 KINDS: tuple[LossKind, ...] = ("policy", "advantage")
+# Where verl's config has the name of each, and in which of `upstream.REGISTRIES` verl looks it up.
+NAMES: dict[LossKind, tuple[str, str]] = {
+    "policy": (Key.LOSS_MODE, "losses"),
+    "advantage": (Key.ESTIMATOR, "estimators"),
+}
 NODE = "algorithm.composer"
 TRAINER = "composer_sync"
 CHANNELS = ("hint", "replay")
@@ -88,6 +94,26 @@ def node_of(config: Any) -> dict[str, Any]:
 def name_here(kind: LossKind, name: str) -> str | None:
     """Return the row of a loss that has only verl's name for it, "vanilla"; None for every other name."""
     return None if name in of_kind(losses(), kind) else VERL.row_of(**{verl.CHOOSES[kind]: name})
+
+
+def is_known(name: str, kind: Kind) -> bool:
+    """Whether a registered name is ours and its loss exists."""
+    named = registered.loss_in(name)
+    return registered.is_ours(name) and (named is None or named in of_kind(losses(), kind))
+
+
+def check_names() -> None:
+    """Raise ConfigError where verl has another package's function under a name of ours.
+
+    verl replaces a policy loss that is registered a second time, and does not say so.
+    """
+    for kind, (key, registry) in NAMES.items():
+        for name, function in upstream.registry(registry).items():
+            module = str(getattr(function, "__module__", None))
+            if module.partition(".")[0] != "composer_plugins" and is_known(name, kind):
+                place = f"{module}.{getattr(function, '__qualname__', function)}"
+                problem = f"{name!r} is {place} in verl's registry, and not the function of composer-plugins"
+                raise ConfigError(key, problem, "register that one under another name, or do not load it")
 
 
 def parse(node: Mapping[str, Any], *, in_driver: bool = True) -> ComposerConfig:
@@ -200,6 +226,7 @@ class ParsedOnce:
         """Return what `config`, with verl's options, and its `table` with ours ask for; and if it is new."""
         state = mode, values_of(config)
         if is_new := self.parsed is None or self.state != state:
+            check_names()
             given = given_options(self.kind, config)
             self.parsed = parse_registered(node_of(table), self.kind, self.name, mode, given)
             self.state = state

@@ -166,15 +166,22 @@ def options(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield prefix + str(key)
 
 
+def registry(kind: str) -> dict[str, Any]:
+    """Return one of verl's registries: a function or a class by its name."""
+    module, name = REGISTRIES[kind]
+    found: dict[str, Any] = getattr(import_module(module), name)
+    return found
+
+
 def registries(*, trainers: bool = True) -> dict[str, list[str]]:
     """Return the names in verl's registries; none of a registry that this verl does not have."""
     found: dict[str, list[str]] = {}
-    for kind, (module, name) in REGISTRIES.items():
+    for kind in REGISTRIES:
         if kind == "trainers" and not trainers:
             found[kind] = []
             continue
         try:
-            found[kind] = sorted(getattr(import_module(module), name))
+            found[kind] = sorted(registry(kind))
         except Exception:  # verl before 0.9 has no v1, and v1 needs TransferQueue
             found[kind] = []
     return found

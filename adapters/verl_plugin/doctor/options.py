@@ -21,8 +21,7 @@ from composer_plugins.findings import Finding, Findings, Severity
 from composer_plugins.frameworks import verl
 from composer_plugins.frameworks.verl import VERL, Key
 from composer_plugins.losses.choosing import Choice, with_plugin_problems
-from composer_plugins.losses.registry import losses, registry
-from composer_plugins.losses.row import Kind, of_kind
+from composer_plugins.losses.registry import registry
 from composer_plugins.objective.options import only_with, without_effect
 from composer_plugins.objective.registered import Parsed, is_ours, loss_in, unlikely_value
 from composer_plugins.objective.rules import advantage_of_another_paper, cut_sampling
@@ -32,6 +31,13 @@ WORKER_OVERRIDES = f"{Key.LOSS_TARGET}={TARGET} +{WORKER_NODE}='${{{NODE}}}'"
 POLICY_OPTIONS = ("policy", "policy_params", "policy_weight")
 LISTED = "composer-plugins list --framework verl shows ours"
 SET_LENGTH = "set it, to data.max_response_length for example"
+NOT_OURS = Finding(
+    "warning",
+    Key.LOSS_MODE,
+    "it is 'composer', a name that another package may have too, and none of "
+    f"{NODE}, {Key.LOSS_TARGET} and {Key.ESTIMATOR} says that it is ours, so the loss is not known",
+    "for ours, write composer/grpo, or composer/ and the name of another loss",
+)
 MANDATORY = "???"  # hydra's value of an option that has to be set
 DEFAULTS = ComposerConfig.model_validate({})
 
@@ -55,6 +61,14 @@ class Run(NamedTuple):
     def loss(self) -> str:
         """The policy loss's registered name."""
         return str(self.at(Key.LOSS_MODE))
+
+    @property
+    def names_our_loss(self) -> bool:
+        """Whether the policy loss is ours; another package may have the name `composer` too."""
+        if self.loss != "composer":
+            return is_ours(self.loss)
+        names_us = is_ours(self.estimator) or self.at(Key.TRAINER_MODE) == TRAINER
+        return names_us or self.at(NODE) is not None or self.at(Key.LOSS_TARGET) == TARGET
 
     @property
     def is_v1(self) -> bool:
@@ -99,7 +113,11 @@ def examined(config: Mapping[str, Any], version: str | None = None) -> dict[str,
     """Return the names in verl's registries, and the findings in a config."""
     run = Run(config, upstream.release_of(version))
     known: dict[str, Any] = upstream.registries(trainers=run.names_trainer)
-    found = findings(run, known, file_columns(run.at(Key.TRAIN_FILES)))
+    wrong = Findings()
+    if known["losses"]:
+        with wrong.collected():
+            surface.check_names()
+    found = [*wrong, *findings(run, known, file_columns(run.at(Key.TRAIN_FILES)))]
     for key, text in upstream.refused_values(config):
         problem = f"it is {run.at(key)!r}, and verl raises {text.rstrip(' .:')}, after the first rollout"
         found.append(Finding("error", key, problem, "correct it"))
@@ -137,7 +155,7 @@ def _findings(
 ) -> Iterator[Finding]:
     yield from _unknown_names(run, known)
     delivers, registered = _delivers(run, known["trainers"]), any(map(is_ours, known["estimators"]))
-    if not (delivers or is_ours(run.estimator) or is_ours(run.loss)):
+    if not (delivers or is_ours(run.estimator) or run.names_our_loss):
         yield _nothing_of_ours(run)
         return
     for key in (NODE, WORKER_NODE):
@@ -156,7 +174,7 @@ def _findings(
             errors.append(Finding("error", key or NODE, in_a_line(error), remedy))
 
     def chosen(table: dict[str, Any], kind: LossKind, registered: str) -> Parsed | None:
-        if not _is_known(registered, kind):
+        if not surface.is_known(registered, kind):  # `_unknown_names` reports it
             return None
         key = NODE if table in ({}, node) else WORKER_NODE
         given = surface.given_options(kind, run.at(VERL.tables[kind]))
@@ -228,11 +246,6 @@ def _delivers(run: Run, known: Collection[str]) -> bool:
     return TRAINER in (near(run.trainer, known) or [TRAINER])
 
 
-def _is_known(name: str, kind: Kind) -> bool:
-    """Whether a registered name is ours and its loss exists; `_unknown_names` reports one that does not."""
-    return is_ours(name) and (loss_in(name) is None or loss_in(name) in of_kind(losses(), kind))
-
-
 def _unknown_names(run: Run, registered: Mapping[str, Collection[str]]) -> Iterator[Finding]:
     """Yield the names that verl does not know; verl itself notices them only after the first rollout."""
     for key, noun, name, known in (
@@ -279,6 +292,8 @@ def _unused_trainer(run: Run) -> Iterator[Finding]:
 
 def _nothing_of_ours(run: Run) -> Finding:
     """Return the finding for a config in which no estimator, loss or trainer of this package runs."""
+    if is_ours(run.loss):
+        return NOT_OURS
     names = f"{Key.ESTIMATOR} is {run.estimator!r}, {Key.LOSS_MODE} is {run.loss!r}"
     choose = f"set {Key.ESTIMATOR}=composer"
     if run.node(NODE):

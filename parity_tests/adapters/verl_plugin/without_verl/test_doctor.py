@@ -109,6 +109,11 @@ def test_every_mistake_in_the_options_is_found_at_once() -> None:
     assert sorted(one.key for one in found) == sorted(expected)
 
 
+def test_another_packages_composer_is_not_judged_as_ours() -> None:
+    (found,) = judged(tree(GRPO | {LOSS_MODE: "composer", "composer.clip_mode": "asymmetric"}))
+    assert (found.key, found.severity) == (LOSS_MODE, "warning") and "another package" in found.problem
+
+
 @pytest.mark.parametrize("trainer", ["composr_sync", "composer", "nonsense"])
 def test_a_wrong_trainer_hides_no_other_mistake_and_makes_none(trainer: str) -> None:
     channels = node(hint_weight=0.1, replay_weight=1) | actor(shuffle=True, use_kl_loss=False)

@@ -1,0 +1,148 @@
+"""Another package's function in verl's registries under a name of ours: an error, whichever came first."""
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from verl.trainer.ppo import core_algos
+
+from composer_plugins.adapters.verl_plugin import estimators, loss, register
+from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
+from composer_plugins.adapters.verl_plugin.doctor.options import examined
+from composer_plugins.adapters.verl_plugin.estimators import estimator
+from composer_plugins.adapters.verl_plugin.loss import policy_loss
+from composer_plugins.conformance.verl_claims import upstream
+from composer_plugins.errors import ConfigError
+from composer_plugins.findings import enforce
+from composer_plugins.recipes.verl.on_a_cpu import missing
+from composer_plugins.recipes.verl.on_a_cpu.runner import REGISTER, run
+from parity_tests.cases.verl_config import SYNC, tree
+from parity_tests.rigs.verl_actor import ONES, algorithm
+from parity_tests.rigs.verl_trained import LOSS, OURS
+from parity_tests.rigs.verl_wheels import start
+
+MODE, ESTIMATOR = f"{LOSS}.loss_mode", "algorithm.adv_estimator"
+ACME = """
+from verl.trainer.ppo.core_algos import register_policy_loss
+
+@register_policy_loss("composer")
+def theirs(*_, **__):
+    raise RuntimeError("the loss of acme")
+"""
+
+
+def theirs(*_: Any, **__: Any) -> None:
+    """Another package's function."""
+
+
+def message(key: str, name: str, place: str = f"{__name__}.theirs") -> str:
+    return (
+        f"{key}: '{name}' is {place} in verl's registry, and not the function of composer-plugins; register"
+    )
+
+
+def estimated() -> Any:
+    """Our estimator, called for the first time."""
+    rewards, mask = torch.eye(2), torch.ones(2, 2)
+    return estimator("reinforce_pp")(rewards, mask, config=algorithm())
+
+
+def trained() -> Any:
+    """Our policy loss, called for the first time, with a config that is verl's alone."""
+    logprobs, old, advantages, mask, _ = ONES
+    return policy_loss("reinforce")(old, logprobs, advantages, mask.long(), "token-mean", ACTOR)
+
+
+def trainer() -> Any:
+    """The checks of composer_sync's constructor, which are the doctor's."""
+    enforce(examined(tree(SYNC | {"data.train_files": None}))["findings"])
+
+
+ACTOR = upstream.actor({})
+PLACES: dict[str, Callable[[], Any]] = {
+    "registration": register.register,
+    "our estimator": estimated,
+    "our policy loss": trained,
+    "our config": lambda: ComposerPolicyLossConfig(loss_mode="composer"),
+    "composer_sync": trainer,
+}
+
+
+@pytest.mark.parametrize("name", ["composer", "composer/grpo"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_policy_loss_that_was_replaced_is_an_error(
+    place: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    PLACES[place]()
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, name, theirs)
+    with pytest.raises(ConfigError, match=f"^{message(MODE, name)}"):
+        PLACES[place]()
+
+
+def test_an_estimator_of_our_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="composer has already been registered"):  # verl's own, after us
+        core_algos.register_adv_est("composer")(theirs)
+    monkeypatch.setitem(core_algos.ADV_ESTIMATOR_REGISTRY, "composer", theirs)  # before us
+    with pytest.raises(ConfigError, match=f"^{message(ESTIMATOR, 'composer')}"):
+        register.register()
+
+
+def test_names_that_are_not_ours_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("composer/of_acme", "composer_of_acme"):
+        monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, name, theirs)
+    for call in PLACES.values():
+        call()
+
+
+def test_our_own_functions_may_be_registered_again() -> None:
+    """A module that is imported twice makes other functions, of the same names."""
+    before = dict(core_algos.POLICY_LOSS_REGISTRY)
+    for module in (loss, estimators, register):
+        importlib.reload(module)
+    core_algos.register_policy_loss("composer")(loss.policy_loss(None))
+    try:
+        for call in PLACES.values():
+            call()
+        assert not register.FAILURE
+    finally:
+        core_algos.POLICY_LOSS_REGISTRY.update(before)
+
+
+@pytest.mark.slow
+def test_one_that_is_registered_first_leaves_ours_out_in_words(tmp_path: Path) -> None:
+    (tmp_path / "acme_losses.py").write_text(ACME)
+    program = (
+        "from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY as names\n"
+        "print(*sorted(name for name in names if name.startswith('composer')))\n"
+        "from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig\n"
+        "ComposerPolicyLossConfig()"
+    )
+    done = start(["-c", program], tmp_path, VERL_USE_EXTERNAL_MODULES="acme_losses")
+    wanted = message(MODE, "composer", "acme_losses.theirs")
+    assert done.returncode == 1 and done.stdout.split()[-1:] == ["composer"]
+    assert f"composer-plugins is not registered in verl: ConfigError: {wanted}" in done.stderr
+    assert f"composer_plugins.errors.ConfigError: {wanted}" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(missing()), reason="it needs what main_ppo needs")
+@pytest.mark.parametrize(
+    "lines",
+    [(*OURS[:-3], *OURS[-2:], f"{MODE}=composer"), (f"{ESTIMATOR}=grpo", f"{MODE}=composer/cispo")],
+    ids=["with the table", "by name"],
+)
+def test_main_ppo_ends_before_a_step_of_the_other_loss(
+    lines: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one comes by verl's external_lib, after ours, in each process that loads the model."""
+    (tmp_path / "acme_losses.py").write_text(ACME)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    lines = (*lines, "actor_rollout_ref.model.external_lib=acme_losses")
+    (out := tmp_path / "run").mkdir()
+    done = run(out, *lines, modules=REGISTER, keeps_parameters=False)
+    assert done.code == 1 and done.metrics == [] and not done.left
+    assert message(MODE, "composer", "acme_losses.theirs") in done.log
+    assert "the loss of acme" not in done.log
