@@ -18,6 +18,7 @@ from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.skyrl import NODE, Key
 from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.losses.calling import call, differ_by_token, differing_advantages
+from composer_plugins.losses.masks import boolean_mask, token_weights
 from composer_plugins.losses.metrics import means
 from composer_plugins.losses.rollouts import batch_tensors, for_advantage
 from composer_plugins.losses.row import Kind
@@ -37,23 +38,24 @@ class Registered:
         self.__name__ = self.__qualname__ = f"composer_{name or self.kind}"
         self._config: Any = None  # what was parsed last
         self._parsed: Parsed | None = None
+        self._is_checked = False  # whether it has had a micro-batch with an unmasked token, which was checked
 
     def __reduce__(self) -> tuple[type, tuple[str]]:
         return type(self), (self.name,)
 
-    def parsed(self, config: Any) -> tuple[Parsed, bool]:
-        """What SkyRL's AlgorithmConfig asks for, and whether it is new."""
-        if is_new := self._parsed is None or self._config != config:
+    def parsed(self, config: Any) -> Parsed:
+        """What SkyRL's AlgorithmConfig asks for."""
+        if self._parsed is None or self._config != config:
             table = as_table(config)
             key = CHOOSES[self.kind].rpartition(".")[2]
             # On its Tinker server a request names the loss, and the config another one.
             table["trainer"]["algorithm"][key] = f"composer/{self.name}" if self.name else "composer"
             found = Configs().parsed(table, self.kind)
             assert found is not None
-            self._config, self._parsed = deepcopy(config), found
+            self._config, self._parsed, self._is_checked = deepcopy(config), found, False
             log_once(f"{self.kind} {found.choice.described}")
         assert self._parsed is not None
-        return self._parsed, is_new
+        return self._parsed
 
 
 class PolicyLoss(Registered):
@@ -76,10 +78,10 @@ class PolicyLoss(Registered):
         sums of micro-batches and ranks add up to the mean. SkyRL's own off_policy_correction multiplies the
         loss of each token, and masks tokens out.
         """
-        parsed, is_new = self.parsed(config)
+        parsed = self.parsed(config)
         choice = parsed.choice
         weights = torch.ones_like(log_probs) if loss_mask is None else loss_mask
-        mask = weights > 0
+        mask = token_weights("loss_mask", weights, check=not self._is_checked) > 0
         if rollout_logprobs is None and "rollout_logprobs" in choice.loss.needs:
             problem = (
                 f"{choice.name!r} compares with the rollout policy, and SkyRL has no log-probabilities of it"
@@ -89,7 +91,8 @@ class PolicyLoss(Registered):
         tensors |= {"advantages": advantages, "mask": mask}
         if choice.loss.per_sequence and bool(differ_by_token(advantages, mask)):
             raise differing_advantages(choice.loss)
-        token: TokenLoss = call(choice, tensors, check=is_new)
+        token: TokenLoss = call(choice, tensors, check=not self._is_checked)
+        self._is_checked = self._is_checked or bool(mask.any())
         loss, weights, more = corrected(token.loss, old_log_probs, rollout_logprobs, weights, config)
         changed = [x for name, x in token.metrics.items() if name.startswith(CHANGED)]
         clipped = sum((x.value.float() * x.where for x in changed), torch.zeros_like(log_probs))
@@ -117,8 +120,8 @@ class AdvantageEstimator(Registered):
         With `values`, for a critic, the returns are the advantages before any whitening, plus the values.
         A reward that is not finite is a DataError, or what `on_bad_reward` says.
         """
-        parsed, _new = self.parsed(config)
-        choice, mask = parsed.choice, response_mask.bool()
+        parsed = self.parsed(config)
+        choice, mask = parsed.choice, boolean_mask("response_mask", response_mask, check=True)
         on_bad_reward = parsed.config.on_bad_reward
         tensors = batch_tensors(token_level_rewards, mask, index, on_bad_reward, padding=PADDING_UID)
         tensors = for_advantage(choice, tensors, mask, f"{NODE}.on_bad_reward", "SkyRL")

@@ -17,6 +17,7 @@ from composer_plugins.findings import Finding, enforce
 from composer_plugins.frameworks.verl import Key
 from composer_plugins.losses.calling import call
 from composer_plugins.losses.choosing import Choice
+from composer_plugins.losses.masks import boolean_mask
 from composer_plugins.losses.rollouts import batch_tensors, for_advantage
 
 Estimator = Callable[..., tuple[Tensor, Tensor]]
@@ -51,7 +52,7 @@ def estimator(name: str | None) -> Estimator:
         """
         parsed = options(config, config)[0]
         choice = parsed.choice
-        mask = response_mask.bool()
+        mask = boolean_mask("response_mask", response_mask, check=True)
         on_bad_reward = parsed.config.on_bad_reward
         tensors = batch_tensors(token_level_rewards, mask, index, on_bad_reward, padding=PADDING_UID)
         tensors = for_advantage(choice, tensors, mask, "algorithm.composer.on_bad_reward", "verl")

@@ -16,6 +16,7 @@ from composer_plugins.kernels.ratios import log_ratio, sequence_log_ratio
 from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.losses.calling import call, differ_by_token, differing_advantages
 from composer_plugins.losses.choosing import Choice
+from composer_plugins.losses.masks import boolean_mask
 from composer_plugins.losses.metrics import means
 
 PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
@@ -28,6 +29,7 @@ def policy_loss(name: str | None) -> PolicyLoss:
     """Return the loss mode `composer/<name>`; for None `composer`, which reads `composer.policy`."""
     options = ParsedOnce("policy", name)
     own = dict[str, VerlMetrics]()  # of the choice that was parsed last
+    is_checked = False  # whether it has had a micro-batch with an unmasked token, whose values were checked
 
     def loss(
         old_log_prob: Tensor,
@@ -45,19 +47,22 @@ def policy_loss(name: str | None) -> PolicyLoss:
         (DPPO) gets it in place of the rollout policy's, as verl's own does: with bypass_mode they are equal.
         verl's own options of the loss (`clip_ratio_high` ...) set the parameters of ours: `verl.OPTIONS`.
         """
+        nonlocal is_checked
         parsed, is_new = options(config, getattr(config, "policy_loss", None), loss_agg_mode)
         composer, choice = parsed.config, parsed.choice
         # The counts of the whole batch; verl 0.6 has none and divides by those of the micro-batch.
         info = dict(getattr(config, "global_batch_info", None) or {})
         if is_new:
             own.clear()
+            is_checked = False
         if not own:
             check_scale_factor(info.get("loss_scale_factor"))
             own["metrics"] = VerlMetrics.of(choice)
-        mask = response_mask.bool()
+        mask = boolean_mask("response_mask", response_mask, check=not is_checked)
         tensors = {"logprobs": log_prob, "old_logprobs": old_log_prob, "rollout_logprobs": old_log_prob}
         tensors |= {"advantages": advantages, "mask": mask}
-        token: TokenLoss = call(choice, tensors, check=is_new)
+        token: TokenLoss = call(choice, tensors, check=not is_checked)
+        is_checked = is_checked or bool(mask.any())
         logged = own["metrics"](tensors, token.metrics)
         for key, metric in token.metrics.items():
             logged[f"composer/policy/{key}"] = metric

@@ -23,6 +23,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.metrics import HINT as M
 from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
 from composer_plugins.adapters.verl_plugin.sync_trainer.scoring import PromptResponse, compute, divisor, score
 from composer_plugins.columns import HINT, hint_of
+from composer_plugins.losses.masks import boolean_mask
 
 
 def add_teacher_logprobs(trainer: Any, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -34,6 +35,7 @@ def add_teacher_logprobs(trainer: Any, batch: KVBatchMeta, metrics: dict[str, An
     names = ["prompts", "responses", "response_mask", "raw_prompt", HINT]
     data = transfer_queue.kv_batch_get(**where, select_fields=names)
     masks = rows_of(data["response_mask"])
+    boolean_mask("response_mask", torch.cat(masks), check=True)
     hints = [hint_of({HINT: value}) for value in column_values(data[HINT])]
     # verl fills a batch up with copies of a row whose mask is empty.
     hinted = [i for i, hint in enumerate(hints) if hint is not None and masks[i].any()]

@@ -200,6 +200,92 @@ def test_off_policy_correction_acts_as_on_skyrls_own_loss(name: str) -> None:
     assert {name: found[2][name] for name in theirs[2]} == pytest.approx(theirs[2])
 
 
+def weighted(reduction: str) -> dict[str, Tensor]:
+    """A mini-batch whose loss_mask has weights, and SkyRL's advantages of it."""
+    g = torch.Generator().manual_seed(7)
+    drawn = torch.tensor([0.0, 0.5, 1.0, 2.0], dtype=torch.float64)[torch.randint(4, MASK.shape, generator=g)]
+    return divided(batch() | {"mask": drawn * MASK}, reduction)
+
+
+@pytest.mark.parametrize("correction", ["none", "sequence", "tokens"])
+@pytest.mark.parametrize("name", ["regular", "sapo", "dppo"])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_weights_multiply_the_loss_of_their_token_as_skyrls(
+    reduction: str, name: str, correction: str
+) -> None:
+    given, options = weighted(reduction), CORRECTIONS.get(correction, {})
+    row = {"regular": "grpo", "dppo": "dppo_tv"}.get(name, name)
+    theirs = upstream.called(POLICIES.get(name), config(name, **options), given)
+    found = upstream.called(
+        PolicyLoss(), config("composer", **options, **{NODE: {"policy": f"{row}@skyrl"}}), given
+    )
+    assert_parity(found[0], theirs[0], terms=48, magnitude=1.0, dtype=torch.float32)
+    assert_parity(found[1], theirs[1], terms=6, dtype=torch.float32, what="gradient")
+    assert theirs[1].any() and bool((given["mask"] == 2).any())
+
+
+def test_a_ratio_per_sequence_counts_each_weighted_token_alike() -> None:
+    """And SkyRL's gspo weighs them. With one weight per sequence, of a sum above 1, they are the same."""
+    node = {NODE: {"policy": "gspo_token@skyrl"}}
+    uneven, even = weighted("sequence_mean"), batch() | {"mask": MASK * torch.tensor(2.0)}
+    for given, is_same in ((uneven, False), (divided(even, "sequence_mean"), True)):
+        theirs = upstream.called(POLICIES.get("gspo"), config("gspo"), given)[1]
+        ours = upstream.called(PolicyLoss(), config("composer", **node), given)[1]
+        if is_same:
+            assert_parity(ours, theirs, terms=6, dtype=torch.float32)
+        else:
+            assert (ours - theirs).abs().max() > 0.01 * theirs.abs().max()
+        all_alike = upstream.called(
+            PolicyLoss(), config("composer", **node), given | {"mask": given["mask"] > 0}
+        )
+        where = given["mask"] > 0
+        assert_parity(ours[where] / given["mask"][where], all_alike[1][where], terms=6)
+
+
+@pytest.mark.parametrize("wrong", [-0.5, float("nan"), float("inf")])
+def test_a_weight_below_0_or_not_finite_is_an_error(wrong: float) -> None:
+    given = divided(batch(), "token_mean")
+    weights = given["mask"].double()
+    weights[2, 3] = wrong
+    with pytest.raises(DataError, match=f"loss_mask: it holds {wrong:g}, and a weight is a finite number"):
+        upstream.called(PolicyLoss("ppo"), config("composer/ppo"), given | {"mask": weights})
+    with pytest.raises(DataError, match="loss_mask: it holds -"):  # advantages in its place
+        upstream.called(PolicyLoss("ppo"), config("composer/ppo"), given | {"mask": given["advantages"]})
+
+
+def test_weights_are_looked_at_until_there_is_one_above_0() -> None:
+    """The first micro-batch may have none: one of padding, or advantages of 0 in the mask's place."""
+    function, given = PolicyLoss("ppo"), divided(batch(), "token_mean")
+    wrong = given | {"mask": given["advantages"]}
+    upstream.called(function, config("composer/ppo"), given | {"mask": 0 * MASK})
+    with pytest.raises(DataError, match="loss_mask: it holds -"):
+        upstream.called(function, config("composer/ppo"), wrong)
+    upstream.called(function, config("composer/ppo"), given)
+    upstream.called(function, config("composer/ppo"), wrong)  # checked before: no wait for the device
+
+
+@pytest.mark.parametrize(
+    "name, of", [("ppo", "logprobs"), ("ppo", "old_logprobs"), ("dppo_tv", "rollout_logprobs")]
+)
+def test_a_log_probability_is_at_most_what_bfloat16_rounds_it_to(name: str, of: str) -> None:
+    given = divided(batch(), "token_mean")
+    for bound, is_sound in ((0.125, True), (0.13, False)):
+        given[of] = given[of].clone()
+        given[of][0, 0] = bound
+        if is_sound:
+            assert upstream.called(PolicyLoss(name), config(f"composer/{name}"), given)[0].isfinite()
+        else:
+            with pytest.raises(DataError, match=f"{of}: it holds 0.13 at an unmasked token, .* bfloat16"):
+                upstream.called(PolicyLoss(name), config(f"composer/{name}"), given)
+
+
+def test_an_estimators_mask_is_of_0_and_1() -> None:
+    _, tokens, uids = rewards()
+    options = upstream.algorithm({Key.ESTIMATOR: "composer/rloo"})
+    with pytest.raises(DataError, match=r"response_mask: it holds 0\.5, and a mask holds 0 and 1"):
+        AdvantageEstimator("rloo")(tokens, 0.5 * MASK, uids, None, options)
+
+
 def test_an_option_of_skyrl_sets_the_parameter_and_one_that_the_loss_lacks_is_an_error() -> None:
     given, stem = divided(batch(), "token_mean"), Key.POLICY.rpartition(".")[0]
     wide = upstream.called(PolicyLoss("ppo"), config("composer/ppo", **{f"{stem}.eps_clip_high": 9.0}), given)

@@ -11,6 +11,7 @@ import torch
 
 from composer_plugins.adapters.skyrl_loss.register import register
 from composer_plugins.conformance.skyrl_claims import upstream
+from composer_plugins.errors import DataError
 from parity_tests.rigs.paths import ROOT
 
 # As conformance.skyrl_claims.upstream, for processes that import SkyRL by themselves.
@@ -36,8 +37,8 @@ def cluster(tmp_path: Path) -> Iterator[None]:
         registry._ray_actor, registry._synced_to_actor = None, False
 
 
-def in_a_worker(name: str) -> tuple[float, list[str]]:
-    """What a worker gets from the registry, and its loss on two tokens."""
+def in_a_worker(name: str, mask: list[float]) -> tuple[float, list[str]]:
+    """What a worker gets from the registry, and its loss on two tokens with this loss_mask."""
     from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
     from skyrl.train.config import AlgorithmConfig
 
@@ -45,8 +46,8 @@ def in_a_worker(name: str) -> tuple[float, list[str]]:
     config = AlgorithmConfig()
     config.policy_loss_type = name
     logprobs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
-    advantages, mask = torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, 1.0]])
-    loss, metrics = function(logprobs, logprobs.detach(), advantages, config, mask, logprobs.detach())
+    advantages, weights = torch.tensor([[0.5, 0.5]]), torch.tensor([mask])
+    loss, metrics = function(logprobs, logprobs.detach(), advantages, config, weights, logprobs.detach())
     loss.backward()
     return float(loss), sorted(metrics)
 
@@ -56,7 +57,9 @@ def in_a_worker(name: str) -> tuple[float, list[str]]:
 def test_a_worker_of_ray_gets_our_loss_from_skyrls_actor(cluster: None) -> None:
     register()
     upstream.ppo_utils.sync_registries()
-    loss, metrics = ray.get(ray.remote(in_a_worker).remote("composer/cispo"))
-    assert loss == pytest.approx(1.5)  # 0.5 (1 + 2): the sum, with weights of 1
+    loss, metrics = ray.get(ray.remote(in_a_worker).remote("composer/cispo", [1.0, 2.0]))
+    assert loss == pytest.approx(2.5)  # 0.5 (1 + 2 * 2): the sum, with weights of 1 and 2
+    with pytest.raises(DataError, match=r"loss_mask: it holds -0\.5, and a weight is a finite number"):
+        ray.get(ray.remote(in_a_worker).remote("composer/ppo", [1.0, -0.5]))
     assert metrics[0] == "clip_ratio" and "composer/policy/ratio" in metrics
     assert "composer/rloo" in upstream.ppo_utils.AdvantageEstimatorRegistry.list_available()

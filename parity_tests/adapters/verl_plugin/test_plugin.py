@@ -17,9 +17,11 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, get_adv_estimator_fn
 
 from composer_plugins.adapters.verl_plugin import estimators
+from composer_plugins.adapters.verl_plugin import loss as adapter
 from composer_plugins.adapters.verl_plugin.surface import log_once
 from composer_plugins.conformance import reductions
 from composer_plugins.conformance.reductions import verl as reduced
+from composer_plugins.conformance.verl_claims import upstream
 from composer_plugins.conformance.verl_claims.upstream import names
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.findings import ComposerWarning
@@ -114,6 +116,46 @@ def test_a_count_of_the_whole_batch_is_needed_on_two_ranks() -> None:
     assert policy_loss("composer/cispo", ONES, policy_params={"clip_high": 1.0})[0].isfinite()
     with pytest.raises(ConfigError, match="on 2 ranks needs batch_num_tokens"):
         policy_loss("composer/cispo", ONES, "token-mean", {"dp_size": 2})
+
+
+def first_call(name: str, **changes: Tensor) -> Tensor:
+    """What a policy loss returns at its first call in a process, as verl calls it."""
+    ones = torch.ones(2, 3)
+    tensors = {"old_log_prob": -ones, "log_prob": -ones, "advantages": ones, "response_mask": ones}
+    tensors["log_prob"] = tensors["log_prob"].clone().requires_grad_()
+    return adapter.policy_loss(name)(**tensors | changes, config=upstream.actor({}))[0]
+
+
+@pytest.mark.parametrize("wrong", [0.5, -1.0, float("nan")])
+def test_a_response_mask_of_other_numbers_is_an_error_at_once(wrong: float) -> None:
+    mask = torch.tensor([[1, 1, 0], [1, wrong, 0]])
+    message = f"^response_mask: it holds {wrong:g}, and a mask holds 0 and 1"
+    with pytest.raises(DataError, match=message):
+        first_call("cispo", response_mask=mask)
+    call = batch_of(["a", "a"]) | {"response_mask": mask, "token_level_rewards": torch.eye(2, 3)}
+    with pytest.raises(DataError, match=message):
+        get_adv_estimator_fn("composer")(**call)
+    for same in (torch.tensor([1, 1, 0]), torch.tensor([1.0, 1.0, 0.0]), torch.tensor([True, True, False])):
+        assert first_call("reinforce", response_mask=same.expand(2, 3)).item() == 1.0
+
+
+def test_a_micro_batch_without_an_unmasked_token_checks_nothing() -> None:
+    """The advantages of a group of equal rewards are 0, and may come first in the place of the mask."""
+    function, config, ones = adapter.policy_loss("cispo"), upstream.actor({}), torch.ones(2, 3)
+    for advantages in (0 * ones, 0 * ones):
+        function(-ones, -ones, advantages, advantages, config=config)
+    with pytest.raises(DataError, match="response_mask: it holds -1"):
+        function(-ones, -ones, -ones, -ones, config=config)
+    function(-ones, -ones, -ones, ones, config=config)
+    function(-ones, -ones, -ones, -ones, config=config)  # checked before: no wait for the device
+
+
+@pytest.mark.parametrize(("name", "argument"), [("ppo", "log_prob"), ("dppo_tv", "old_log_prob")])
+def test_a_log_probability_is_at_most_what_bfloat16_rounds_it_to(name: str, argument: str) -> None:
+    found = first_call(name, **{argument: torch.full((2, 3), 0.125, requires_grad=argument == "log_prob")})
+    assert found.isfinite()
+    with pytest.raises(DataError, match=r"logprobs: it holds 0\.13 at an unmasked token, .* where bfloat16"):
+        first_call(name, **{argument: torch.full((2, 3), 0.13, requires_grad=argument == "log_prob")})
 
 
 def test_the_log_says_once_which_values_act(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,6 +16,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.fields import REPLAY, TE
 from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
 from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopKLogprobsWorker
 from composer_plugins.adapters.verl_plugin.upstream import OVERRIDDEN
+from composer_plugins.errors import DataError
 from parity_tests.rigs.verl_queue import Model, Queue, rollout
 from parity_tests.rigs.verl_trainer import LIVE, SIMPO, checked
 
@@ -127,6 +128,19 @@ def test_the_teacher_is_asked_after_the_advantages_which_are_verls(
     assert bool(seen["advantages"].any()) == ("hint_estimator" in node)
     assert (TEACHER in seen) == ("hint_estimator" not in node)
     assert trainer.timing_raw.keys() == {"composer_teacher"}
+
+
+@pytest.mark.parametrize("node", [LIVE, ADVANTAGE])
+def test_a_hint_is_not_put_at_tokens_of_a_mask_of_other_numbers(
+    started: Started, node: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside verl's own estimator, which does not look."""
+    monkeypatch.setattr(PPOTrainerSync, "_compute_advantage", lambda self, batch, metrics: batch)
+    trainer, queue, batch = started(node)
+    for one in queue.rows.values():
+        one["response_mask"] = torch.tensor([1.0, 0.5])
+    with pytest.raises(DataError, match=r"response_mask: it holds 0\.5, and a mask holds 0 and 1"):
+        trainer._compute_advantage(batch, {})
 
 
 def test_only_a_hint_of_distributions_takes_our_worker(
