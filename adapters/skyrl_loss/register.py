@@ -10,7 +10,7 @@ NAME = "composer"
 def register() -> None:
     """Register `composer` and `composer/<name>` for each policy loss and advantage that SkyRL can run.
 
-    A second call does nothing, because SkyRL refuses another function under a registered name.
+    A second call does nothing. SkyRL raises ValueError where another package has one of these names.
     """
     from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimatorRegistry, PolicyLossRegistry
 
@@ -18,7 +18,8 @@ def register() -> None:
     from composer_plugins.frameworks.skyrl import SKYRL
     from composer_plugins.losses.registry import losses
 
-    if NAME in PolicyLossRegistry.list_available():
+    available = PolicyLossRegistry.list_available()
+    if NAME in available and isinstance(PolicyLossRegistry.get(NAME), PolicyLoss):
         return
     PolicyLossRegistry.register(NAME, PolicyLoss())
     AdvantageEstimatorRegistry.register(NAME, AdvantageEstimator())

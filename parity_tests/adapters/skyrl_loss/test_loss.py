@@ -72,6 +72,16 @@ def test_every_loss_and_advantage_that_runs_is_registered_once() -> None:
     assert "composer" in POLICIES.list_available() and "composer" in ESTIMATORS.list_available()
 
 
+@pytest.mark.parametrize("registry", [POLICIES, ESTIMATORS])
+def test_another_packages_composer_is_refused(registry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for one in (POLICIES, ESTIMATORS):
+        others = {name: x for name, x in one._functions.items() if not name.startswith("composer")}
+        monkeypatch.setattr(one, "_functions", others)
+    registry.register("composer", right)
+    with pytest.raises(ValueError, match="'composer' already registered"):
+        register()
+
+
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("name", ["ppo", "gspo_token", "cispo", "dppo_tv", "sapo", "vespo", "minirl"])
 def test_micro_batches_and_ranks_leave_the_gradient(name: str, reduction: str) -> None:
