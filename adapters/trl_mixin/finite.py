@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from trl import GRPOTrainer
@@ -36,28 +37,39 @@ def not_finite_error(
 
     `inputs` are those of the term; `inputs["mask"]` says which of their elements count.
     """
-    step = trainer.state.global_step + bool(trainer.model.training)
+    step, training = trainer.state.global_step, trainer.model.training
+    key = f"{term}, step {step + 1}" if training else f"{term}, evaluation after step {step}"
     name, found = next(not_finite(inputs), ("", ""))
     if found:
-        problem += f", because {found}"
-    elif trainer.accelerator.num_processes > 1:
-        problem += ", and all its inputs are finite, unless they are of another process, which then names "
-        problem += "them"
-    else:
-        problem += ", and all its inputs are finite, so it overflows"
-    return DataError(f"{term}, step {step}", problem, REMEDIES.get(name, POLICY))
+        return DataError(key, f"{problem}, because {found}", REMEDIES.get(name, POLICY))
+    if trainer.accelerator.num_processes > 1:
+        problem += ", and all its inputs on this process are finite"
+        return DataError(
+            key, problem, f"read the error of the other processes; if they say the same, {POLICY}"
+        )
+    return DataError(key, f"{problem}, and all its inputs are finite, so it overflows", POLICY)
 
 
 def finite_norm(trainer: GRPOTrainer, norm: Tensor | float) -> Tensor | float:
-    """Return the norm of the gradient as a number, for TRL's log; DataError if it is not finite.
+    """Return the norm of the gradient as a number, for TRL's log; DataError if the gradient is not finite.
 
     Neither is known where float16 scales the loss, because its scaler skips the step of an infinite gradient,
-    nor with DeepSpeed, which has taken the step already.
+    nor with DeepSpeed, which has taken the step already. The norm alone may overflow, as a sum of squares:
+    then clipping has made the gradient 0.
     """
     if trainer.is_deepspeed_enabled or trainer.accelerator.scaler is not None:
         return norm
     value = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-    if not math.isfinite(value):
+    if not math.isfinite(value) and not _gradient_is_finite(trainer):
         key = f"the gradient, step {trainer.state.global_step + 1}"
         raise DataError(key, f"its norm is {value}, and the loss is finite", OF_THE_GRADIENT)
     return value
+
+
+def _gradient_is_finite(trainer: GRPOTrainer) -> bool:
+    """Whether every number of the gradient is finite, on every process. It waits for the device."""
+    gradients = [one.grad for one in trainer.model.parameters() if one.grad is not None]
+    shards = [one.to_local() if isinstance(one, DTensor) else one for one in gradients]
+    number = sum((~one.isfinite()).sum().to(trainer.accelerator.device) for one in shards)
+    total = trainer.accelerator.reduce(torch.as_tensor(number, dtype=torch.float32), reduction="sum")
+    return not bool(total)

@@ -65,6 +65,7 @@ class ComposerLossMixin(_Trainer):
         self._data_channels = [channel for channel in (self._hint, self._replay) if channel is not None]
         self._forward: upstream.PolicyForward | None = None
         self._reaches_loss = False  # whether _compute_loss has been called
+        self._checks_loss = False  # whether a channel of ours was in the last loss
         self._resumed_from: str | None = None  # the checkpoint with which train() has begun
 
         teacher_kind = config.hint_teacher if self._hint is not None else None
@@ -243,14 +244,14 @@ class ComposerLossMixin(_Trainer):
             replay = self._replay.loss(self, model, inputs)
             ran.append(self._replay)
         loss = composer(policy, hint, replay, **weights)
+        self._checks_loss = bool(ran)  # without a channel that has a weight the loss is TRL's alone
         if ran:
             metrics.log(self, [channel.logged for channel in ran], loss, forward.own_inputs)
         return loss
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         norm = super()._get_grad_norm(*args, **kwargs)
-        has_channel = self._policy is not None or self._data_channels
-        return finite_norm(self, norm) if has_channel else norm
+        return finite_norm(self, norm) if self._checks_loss else norm
 
 
 class ComposerGRPOTrainer(ComposerLossMixin, GRPOTrainer):

@@ -110,7 +110,9 @@ def test_a_process_whose_inputs_are_finite_raises_with_the_others(monkeypatch: p
     inputs = tiny.batch(made)
     monkeypatch.setattr(Accelerator, "reduce", lambda _, sums, reduction: sums * torch.nan)
     monkeypatch.setattr(Accelerator, "num_processes", 2)
-    with pytest.raises(DataError, match="inputs are finite, unless they are of another process"):
+    with pytest.raises(
+        DataError, match="inputs on this process are finite; read the error of the other processes"
+    ):
         made._compute_loss(made.model, inputs)
 
 
@@ -179,6 +181,45 @@ def test_a_gradient_that_is_not_finite_ends_the_run_before_the_step(max_grad_nor
     with pytest.raises(DataError, match=words):
         made.train()
     assert all(weight.equal(before[name]) for name, weight in made.model.named_parameters())
+
+
+def test_a_norm_that_overflows_alone_is_no_error() -> None:
+    """Its square is beyond float32. Clipping makes the gradient 0, and the run goes on as TRL's does."""
+    made = tiny.trainer(policy="grpo", num_iterations=2, steps_per_generation=1, max_grad_norm=1.0)
+    inner = made._compute_loss
+
+    def far(model: Any, inputs: dict[str, Any]) -> Any:
+        old, advantages = inputs["old_per_token_logps"].clone(), inputs["advantages"].clone()
+        old[0, 0] -= 50
+        advantages[0] = -1
+        return inner(model, {**inputs, "old_per_token_logps": old, "advantages": advantages})
+
+    made._compute_loss = far
+    assert tiny.logged(made, "grad_norm") == [torch.inf]
+    assert all(weight.isfinite().all() for weight in made.model.parameters())
+
+
+def test_a_loss_whose_channels_are_switched_off_is_trls_alone() -> None:
+    made = tiny.trainer(policy="trl", hint_weight=1.0)
+    inner = made._compute_loss
+
+    def without_hint(model: Any, inputs: dict[str, Any]) -> Any:
+        made.args.hint_weight = 0.0
+        inputs["advantages"][0] = torch.nan
+        return inner(model, inputs)
+
+    made._compute_loss = without_hint
+    made.train()
+    assert made.state.global_step == 1
+
+
+def test_an_error_of_an_evaluation_says_so() -> None:
+    made = tiny.trainer(policy="grpo")
+    inputs = tiny.batch(made)
+    inputs["advantages"][0] = torch.nan
+    made.model.eval()
+    with pytest.raises(DataError, match="^the policy channel, evaluation after step 0: its loss is nan"):
+        made._compute_loss(made.model, inputs)
 
 
 def test_a_gradient_whose_step_is_skipped_is_no_error() -> None:
