@@ -148,7 +148,8 @@ def another_than_none(parameter: inspect.Parameter) -> float | None:
     """A value for a parameter whose default is None and whose annotation is a number; None for any other."""
     if parameter.default is not None:
         return None
-    annotation = str(getattr(parameter.annotation, "__name__", parameter.annotation))
+    found = parameter.annotation
+    annotation = found.__name__ if isinstance(found, type) else str(found)  # Optional[float] has a name too
     return next((value for name, value in EXAMPLES.items() if re.search(rf"\b{name}\b", annotation)), None)
 
 

@@ -717,6 +717,7 @@ def sft(log_probs, old_log_probs, advantages, config, loss_mask=None, rollout_lo
     return -torch.where(loss_mask.bool(), log_probs, 0.0).sum(), {}
 """
 SWALLOW = """# nothing reads clip_ratio_c
+from typing import Optional
 import torch
 def _loss(logprobs, old_logprobs, advantages, mask, c_clip):
     ratio = torch.exp(torch.where(mask, logprobs - old_logprobs.detach(), 0.0).clamp(-20, 20))
@@ -727,7 +728,7 @@ def _loss(logprobs, old_logprobs, advantages, mask, c_clip):
     return torch.where(mask, loss, 0.0)
 def with_kwargs(logprobs, old_logprobs, advantages, mask, *, c_clip: float | None = None, **kwargs):
     return _loss(logprobs, old_logprobs, advantages, mask, c_clip)
-def inert(logprobs, old_logprobs, advantages, mask, *, c_clip: float | None = None):
+def inert(logprobs, old_logprobs, advantages, mask, *, c_clip: Optional[float] = None):
     return _loss(logprobs, old_logprobs, advantages, mask, 3.0)
 def summed(logprobs, old_logprobs, advantages, mask, *, c_clip: "float | None" = None):
     return _loss(logprobs, old_logprobs, advantages, mask, 3.0).sum()
