@@ -91,6 +91,10 @@ class SlimeLoss:
             return pad_sequence([x if name in ("logprobs", "entropies") else x.detach() for x in whole], True)
 
         given = {name: rows(name).to(logits.device) for name in streams}
+        for i, (mask, tokens) in enumerate(zip(batch["loss_masks"], batch["response_lengths"], strict=True)):
+            if len(mask) != tokens:
+                problem = f"response {i} has {len(mask)} values, and {tokens} tokens"
+                raise DataError("batch['loss_masks']", problem, "pass one value per token of the response")
         masks = pad_sequence(list(batch["loss_masks"]), True).to(logits.device)
         given["mask"] = boolean_mask("batch['loss_masks']", masks, check=self.is_new)
         token = per_token(self.terms, given, check=self.is_new)
@@ -120,6 +124,9 @@ class SlimeLoss:
             policy = self.terms.objective.policy.name
             problem = f"it is not there, and {policy!r} or a term beside it needs it"
             raise DataError(f"batch[{key!r}]", problem, remedy)
+        if len(found) != len(own):
+            problem = f"it has {len(found)} responses, and the batch {len(own)}"
+            raise DataError(f"batch[{key!r}]", problem, "pass one tensor per response")
         for i, (x, mine, tokens) in enumerate(zip(found, own, batch["response_lengths"], strict=True)):
             if len(x) != len(mine):
                 here = f"this rank has {len(mine)} of its {tokens} tokens"

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchtitan.components.loss import BaseLoss, compute_logprobs
 
 from composer_plugins.adapters.torchtitan_loss.surface import DEFAULT_POLICY, requested
-from composer_plugins.errors import ConfigError
+from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.frameworks.torchtitan import TORCHTITAN
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.losses.calling import call
@@ -73,6 +73,11 @@ class ComposerLoss(BaseLoss):
         not finite, on a GPU some calls later; ConfigError for arguments of a newer torchtitan.
         """
         refuse_newer(newer)
+        streams = {"generator_logprobs": generator_logprobs, "loss_mask": loss_mask}
+        for name, x in streams.items():
+            if x.shape != labels.shape:
+                problem = f"its shape is {list(x.shape)}, and that of labels {list(labels.shape)}"
+                raise DataError(name, problem, "pass one value per token")
         logprobs, entropy = compute_logprobs(logits, labels, return_entropy=True)
         of_response = boolean_mask("loss_mask", loss_mask, check=self.is_first)
         mask = of_response & generator_logprobs.isfinite()
@@ -111,4 +116,7 @@ def refuse_newer(arguments: Mapping[str, Any]) -> None:
     if names := [name for name in arguments if name != "temperature" or not is_one]:
         release = TORCHTITAN.release
         problem = f"torchtitan calls it with {', '.join(names)}, so it is newer than the tested {release}"
-        raise ConfigError("loss", problem, f"install torchtitan {release}")
+        remedy = f"install torchtitan {release}" + (
+            ", or set the temperature to 1" if names == ["temperature"] else ""
+        )
+        raise ConfigError("loss", problem, remedy)

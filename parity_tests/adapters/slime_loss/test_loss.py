@@ -397,6 +397,19 @@ def test_a_stream_of_other_lengths_is_an_error_with_both(key: str) -> None:
             value_and_gradient(args(**EVERY), own, data | {key: streams})
 
 
+def test_a_batch_without_one_response_or_token_is_an_error() -> None:
+    own, data = batch()
+    with pytest.raises(
+        DataError, match=r"^batch\['advantages'\]: it has 3 responses, and the batch 4; pass one"
+    ):
+        value_and_gradient(args(), own, data | {"advantages": data["advantages"][:3]})
+    masks = [*data["loss_masks"][:2], torch.ones(1), data["loss_masks"][3]]
+    with pytest.raises(
+        DataError, match=r"^batch\['loss_masks'\]: response 2 has 1 values, and 6 tokens; pass"
+    ):
+        value_and_gradient(args(), own, data | {"loss_masks": masks})
+
+
 def test_whole_streams_under_context_parallelism_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     own, data = batch()
     module = sys.modules[f"{slime_doubles.PACKAGE}.loss"]

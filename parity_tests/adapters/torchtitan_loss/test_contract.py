@@ -313,6 +313,14 @@ def test_a_mask_that_is_not_0_and_1_is_an_error(loss_module: Any) -> None:
         run(make(loss_module), batch | {"loss_mask": batch["loss_mask"] * 0.5}, 29)
 
 
+@pytest.mark.parametrize("name", ["generator_logprobs", "loss_mask"])
+def test_a_stream_of_another_width_is_an_error_with_both(loss_module: Any, name: str) -> None:
+    batch = packed()
+    problem = f"^{name}: its shape is .*, and that of labels .*; pass one value per token"
+    with pytest.raises(DataError, match=problem):
+        run(make(loss_module), batch | {name: batch[name][:, :-1]}, 29)
+
+
 def test_arguments_of_a_newer_torchtitan_are_an_error_that_names_them(loss_module: Any) -> None:
     batch = packed()
     wanted = run(make(loss_module), batch, 29)
