@@ -2,18 +2,19 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from string import Formatter
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from composer_plugins.errors import ConfigError, did_you_mean, near, unknown
 from composer_plugins.findings import Finding, Findings, Severity, enforce
-from composer_plugins.frameworks.contract import Framework
-from composer_plugins.frameworks.registry import counterpart, what_to_set
 from composer_plugins.losses import choosing
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import Kind, of_kind
+from composer_plugins.losses.row import Kind, Loss, of_kind
+
+if TYPE_CHECKING:
+    from composer_plugins.frameworks.contract import Framework
 
 # Options that only an estimator of ours reads.
 ADVANTAGE_OPTIONS = ("advantage", "advantage_params", "on_bad_reward")
@@ -204,7 +205,7 @@ def complaints(error: ValidationError, model: type[BaseModel], policy: object = 
 
 
 def unknown_option(
-    name: str, known: Iterable[str], policy: object, framework: Framework | None = None
+    name: str, known: Iterable[str], policy: object, framework: "Framework | None" = None
 ) -> ConfigError:
     """The error for an option that does not exist. It may be a parameter of `policy`, the policy by name.
 
@@ -216,9 +217,19 @@ def unknown_option(
         own = f"set {name} in policy_params" if name in row.parameters else ""
         if remedy := own or what_to_set(row, name, " in policy_params"):
             return ConfigError(name, f"it is a parameter of policy {row.name!r}", remedy)
-    if framework and (theirs := counterpart(framework, name, rows["ppo"])):
-        return ConfigError(name, f"unknown option {name!r}", did_you_mean([theirs]))
+    if framework is not None:
+        from composer_plugins.frameworks.registry import counterpart  # loads the table of every framework
+
+        if theirs := counterpart(framework, name, rows["ppo"]):
+            return ConfigError(name, f"unknown option {name!r}", did_you_mean([theirs]))
     return unknown(name, name, known, noun="option", completes=False)
+
+
+def what_to_set(loss: Loss, name: str, where: str = "") -> str:
+    """The remedy for an option that some framework has for a parameter of this loss; "" if none has."""
+    from composer_plugins.frameworks import registry  # loads the table of every framework
+
+    return registry.what_to_set(loss, name, where)
 
 
 def unlikely(choice: Choice, set_by: Mapping[str, str] | None = None) -> Iterator[Finding]:

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from composer_plugins.adapters.tinker_loss.upstream import TARGETS
-from composer_plugins.config import ComposerConfig, scaled_hint, unknown_option, unlikely
+from composer_plugins.config import ComposerConfig, scaled_hint, unknown_option, unlikely, what_to_set
 from composer_plugins.errors import ConfigError, near, unknown, with_place
 from composer_plugins.findings import Finding, Findings, enforce
-from composer_plugins.frameworks.registry import what_to_set
 from composer_plugins.frameworks.tinker import DECIDED_ELSEWHERE, ENTRIES, TINKER
 from composer_plugins.losses.by_token import drawn
 from composer_plugins.losses.calling import call

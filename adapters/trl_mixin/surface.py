@@ -23,7 +23,6 @@ from composer_plugins.config import ComposerConfig, complaints, unlikely
 from composer_plugins.errors import ConfigError, not_available, unknown
 from composer_plugins.findings import Finding, Findings, enforce, error_of
 from composer_plugins.frameworks.contract import parameters_of
-from composer_plugins.frameworks.registry import counterpart
 from composer_plugins.frameworks.trl import (
     BY_TOKENS,
     LOSS_OPTIONS,
@@ -75,6 +74,8 @@ def unknown_option(name: str, known: Iterable[str], given: Mapping[str, Any]) ->
     if name in SINCE:
         problem = f"the installed TRL {upstream.VERSION} does not have it"
         return ConfigError(name, problem, f"install trl {SINCE[name]} or newer, or remove it")
+    from composer_plugins.frameworks.registry import counterpart  # loads the table of every framework
+
     clipped = of_kind(losses(), "policy")["ppo"]
     if given.get("loss_type") == "cispo" and counterpart(TRL, name, clipped) == "epsilon_high":
         remedy = f"set epsilon_high to 1 + {name}, because TRL's cispo caps the ratio at epsilon_high itself"
