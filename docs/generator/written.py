@@ -95,11 +95,6 @@ MORE = (("skyrl", SKYRL), ("nemo-rl", NEMO_RL), ("slime", SLIME), ("torchtitan",
 PARTS = (
     Part("docs/denominators.svg", "", "picture:draw"),
     *(in_memory(name, f"memory:{name}") for name in ("configs", "engines", "sizes")),
-    *(
-        Part("docs/mistakes.md", f"{number} of {name}", f"mistakes:{number}_of", (name,))
-        for name in ("trl", "verl", "prime_rl")
-        for number in ("ten", "all")
-    ),
     Part("docs/status.md", "last runs", "records:runs"),
     Part("docs/prime_rl.md", "options", "options:of_prime_rl"),
     Part("docs/verl.md", "options", "options:of_verl"),

@@ -616,14 +616,14 @@ CASES: tuple[Case, ...] = (
 def row(case: Case) -> Row:
     """Make the mistake and write down what is said."""
     if case.stamps is not None:
-        return Row(case.name, case.change, "", *said([(STAMPED, case.stamps)]))
+        return Row(case.name, "", *said([(STAMPED, case.stamps)]))
     try:
         found = find(case.text, case.version, **case.answers)
         # What is said of every file for a version that is newer than tested is left out.
         told = findings_in_words(one for one in found if one.key != "prime-rl")
     except ConfigError as error:
         told = in_words(error)
-    made = Row(case.name, case.change, told, *said(_stages(case)), case.why)
+    made = Row(case.name, told, *said(_stages(case)), case.why)
     return replaced(made, {sys.executable: "python", SCRATCH.name: "DIR"})
 
 

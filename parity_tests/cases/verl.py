@@ -160,9 +160,8 @@ def row(case: Case) -> Row:
     with patch.object(upstream, "validation_error", return_value=refused):  # it takes a while
         facts = {**FACTS, **diagnosed(tree, release, _base()[1]), "config": tree}
     found = doctor.judge(facts, Target("python", None), upstream.release_of(release))
-    change = case.change or " ".join(f"{key}={value}" for key, value in case.changes.items())
     stages = _stages(tree, refused[1] if refused else "")
-    made = Row(case.name, change, findings_in_words(found), *said(stages), case.why)
+    made = Row(case.name, findings_in_words(found), *said(stages), case.why)
     of_any_order = {"{'sequence', 'token'}": "{'token', 'sequence'}"}  # verl prints a set
     return replaced(made, {SCRATCH.name: "DIR", str(Path.cwd()): "FOLDER"} | of_any_order)
 

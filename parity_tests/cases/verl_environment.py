@@ -93,5 +93,4 @@ def row(case: Case) -> Row:
     """Judge the answers, of a config that a broken verl cannot compose."""
     is_composed = case.config and not case.answers.get("verl", VERL)["error"]
     found = findings_in_words(judged(tree(case.config) if is_composed else None, **case.answers))
-    change = "; ".join(f"{name}: {answer}" for name, answer in case.answers.items())
-    return Row(case.name, change, found, "", "", "nothing: it is not started")
+    return Row(case.name, found, "", "", "nothing: it is not started")

@@ -1,6 +1,5 @@
 """Every link of the site leads somewhere in it, and nothing of a page is loaded from elsewhere."""
 
-import json
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -81,15 +80,6 @@ def test_nothing_of_a_page_is_loaded_from_elsewhere(site: Path) -> None:
         if "url(http" in line or "@import" in line
     }
     assert not found, "\n".join(sorted(found)[:20])
-
-
-def test_the_search_leads_to_a_heading_in_the_part_of_mistakes_that_unfolds(site: Path) -> None:
-    """The theme unfolds the part around the heading that a link leads to."""
-    index = json.loads((site / "search/search_index.json").read_text())["docs"]
-    found = {one["location"] for one in index if "T5ForConditionalGeneration" in one["text"]}
-    assert found == {"docs/mistakes.html#all-mistakes-trl"}
-    text = (site / "docs/mistakes.html").read_text()
-    assert 'id="all-mistakes-trl"' in text.partition("<details")[2].partition("</details>")[0]
 
 
 def test_every_loss_has_a_page_with_its_formula(site: Path) -> None:

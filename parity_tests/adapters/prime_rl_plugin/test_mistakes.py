@@ -1,4 +1,4 @@
-"""Each mistake of docs/mistakes.md in PRIME-RL is made: it is not silent, and what is said was recorded."""
+"""Each recorded mistake is made: it is not silent, and the keys of what is said are the recorded ones."""
 
 import pytest
 
@@ -9,9 +9,7 @@ from parity_tests.cases.recorded import assert_told, recorded
 @pytest.mark.usefixtures("without_annotation_checks")
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
 def test_what_is_said_of_a_mistake_is_what_was_recorded(case: cases.Case) -> None:
-    row = cases.row(case)
-    assert_told(row, "prime_rl")
-    assert ".." not in row.doctor and "; set None" not in row.doctor
+    assert_told(cases.row(case), "prime_rl")
 
 
 def test_each_mistake_is_recorded_once() -> None:

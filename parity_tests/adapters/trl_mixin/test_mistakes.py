@@ -1,4 +1,4 @@
-"""Each mistake of docs/mistakes.md in TRL is made: it is not silent, and what is said was recorded."""
+"""Each recorded mistake is made: it is not silent, and the keys of what is said are the recorded ones."""
 
 import pytest
 
