@@ -1,6 +1,10 @@
 """The options of a framework that set parameters of our losses, beside the parameters that a user names."""
 
+import json
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from composer_plugins.errors import ConfigError
@@ -31,6 +35,46 @@ def given_options(options: Iterable[Option], value_of: Callable[[str, Any], Any]
         if value != one.default and one.key not in read:
             given[one.key] = value
     return given
+
+
+def not_read(
+    framework: Framework,
+    loss: Loss,
+    params: Mapping[str, Any],
+    moved: Mapping[str, Any],
+    write: Callable[[Mapping[str, Any]], str],
+    *,
+    table: str = "",
+) -> Iterator[Finding]:
+    """Yield one error for the framework's own options of a loss that are moved beside a loss of ours.
+
+    The parameters of our losses come from our options alone. `moved` has the options, by key below `table`,
+    that are not at the default of the installed config class, with their values. `params` are the parameters
+    that the user has named, and `write` makes of parameters the line that sets them here: the remedy has one
+    that sets the same numbers.
+    """
+    own = [one for one in framework.options_of(loss.kind) if one.key in moved and one.acts_by_parameters]
+    if not own:
+        return
+    values = dict[str, Any]()
+    for option in own:
+        with suppress(KeyError):  # a value that the framework does not have either
+            values |= option.values(loss, moved[option.key])
+    shown = ", ".join(f"{one.key}={moved[one.key]!r}" for one in own)
+    them = "it" if len(own) == 1 else "them"
+    problem = f"{framework.title} reads {them} for its own losses, and {loss.name!r} does not ({shown})"
+    remedy = f"remove {them}, and set {write({**values, **params})}" if values else f"remove {them}"
+    yield Finding("error", ", ".join(f"{table}{one.key}" for one in own), problem, remedy)
+
+
+def as_yaml(value: Any) -> str:
+    """A value in one line of YAML that every reader takes for the same number: 0.0003, and not 3e-04."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {as_yaml(one)}' for key, one in value.items())}}}"
+    if isinstance(value, float) and math.isfinite(value):
+        text = format(Decimal(repr(value)), "f")
+        return text if "." in text else f"{text}.0"
+    return json.dumps(value)
 
 
 def parameters_set(
