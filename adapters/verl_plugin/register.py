@@ -9,7 +9,7 @@ estimator, after the first rollout. So an error here becomes a warning, and `FAI
 import warnings
 from importlib import import_module
 
-from composer_plugins.adapters.verl_plugin.upstream import TRAINER_MODULE, has_v1_trainers
+from composer_plugins.adapters.verl_plugin.upstream import DEFERRED_TRAINER, has_v1_trainers
 from composer_plugins.errors import ConfigError
 
 NAME = "composer"
@@ -46,7 +46,7 @@ try:
     register()
     UNKNOWN = "trainer.v1.trainer_mode=composer_sync"
     if has_v1_trainers():
-        import_module(TRAINER_MODULE)
+        import_module(DEFERRED_TRAINER)
 except Exception as error:  # of every kind, because verl would hide it
     FAILURE = f"{type(error).__name__}: {error}"
     so = "" if isinstance(error, ConfigError) else f", so {UNKNOWN} will be unknown"

@@ -7,12 +7,11 @@ sync_trainer/workers.py.
 """
 
 import re
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from importlib import import_module
-from importlib.util import find_spec, module_from_spec
+from importlib.util import find_spec
 from typing import Any
 
 from composer_plugins.config import at
@@ -33,6 +32,7 @@ OVERRIDDEN |= {"on_init_end", "trainer_mode"}
 # How verl finds plugins.
 MODULES, PLUGINS = "VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS"
 PLUGIN, ENTRY_POINT = "composer_plugins.adapters.verl_plugin.register", "composer"
+DEFERRED_TRAINER = "composer_plugins.adapters.verl_plugin.deferred_trainer"
 TRAINER_MODULE = "composer_plugins.adapters.verl_plugin.sync_trainer.trainer"
 REGISTRIES = {
     "estimators": ("verl.trainer.ppo.core_algos", "ADV_ESTIMATOR_REGISTRY"),
@@ -187,31 +187,11 @@ def registries(*, trainers: bool = True) -> dict[str, list[str]]:
     return found
 
 
-def postpone_trainer() -> None:
-    """Let the doctor's `import verl` register composer_sync without loading it, which takes seconds.
-
-    The module is executed when a name in it is asked for: `load_trainer`.
-    """
-    spec = find_spec(TRAINER_MODULE)
-    assert spec is not None and spec.loader is not None
-    loader, module = spec.loader, module_from_spec(spec)
-
-    def load(name: str) -> Any:
-        if name.startswith("__"):  # asked of every module, by inspect for example
-            raise AttributeError(name)
-        del module.__getattr__
-        loader.exec_module(module)
-        return getattr(module, name)
-
-    module.__getattr__ = load  # type: ignore[method-assign]
-    sys.modules[TRAINER_MODULE] = module
-
-
-def load_trainer() -> str:
-    """Register composer_sync where this verl has trainers of its kind, and return why it fails; "" if not."""
+def trainer_failure() -> str:
+    """Return why the trainer composer_sync cannot be loaded, where this verl has its kind; "" if it can."""
     try:
         if has_v1_trainers():
-            assert import_module(TRAINER_MODULE).ComposerTrainer  # executes a postponed module
+            import_module(TRAINER_MODULE)
     except Exception as error:
         return in_a_line(error)
     return ""

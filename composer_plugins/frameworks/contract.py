@@ -221,7 +221,8 @@ class Framework:
             return False
         if loss.kind not in self.provides or (loss.kind, loss.name) in self.refuses:
             return False
-        return not (self.missing(loss) or self._penalties(loss, loss.defaults.__getitem__))
+        # The defaults of a loss are those of its kernel, which is imported for them.
+        return not (self.missing(loss) or self._penalties(loss, lambda name: loss.defaults[name]))
 
     def _penalties(self, loss: Loss, value_of: Callable[[str], Any]) -> list[str]:
         """The parameters of a policy loss that weigh a term that would not be divided here."""

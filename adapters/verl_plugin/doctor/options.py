@@ -133,7 +133,7 @@ def diagnosed(
     that verl composes without the user's options (`misspelt.py`).
     """
     run = Run(config or {}, upstream.release_of(version))
-    failure = upstream.load_trainer() if config is None or run.names_trainer else ""
+    failure = upstream.trainer_failure() if config is None or run.names_trainer else ""
     if config is None:
         return upstream.registries() | {"failure": failure, "findings": []}
     facts = examined(config, version)

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 REQUIREMENTS = "composer_plugins.adapters.verl_plugin.doctor.options"
-UPSTREAM = "composer_plugins.adapters.verl_plugin.upstream"
 KEYS = "composer_plugins.adapters.verl_plugin.doctor.misspelt"
 OURS = ("+algorithm.composer=null", "+actor_rollout_ref.actor.policy_loss.composer=null")
 
@@ -164,8 +163,6 @@ def _own(folder: str, name: str, overrides: list[str]) -> dict[str, Any]:
 def examined(request: dict[str, Any]) -> dict[str, Any]:
     """Return all facts that the doctor judges, as values for JSON."""
     variables, package = request["variables"], attempt(import_module, REQUIREMENTS)
-    if not package:
-        import_module(UPSTREAM).postpone_trainer()
     facts: dict[str, Any] = {
         "package": package,
         "entry_points": {one.name: one.value for one in entry_points(group="verl.plugins")},

@@ -13,7 +13,7 @@ import transfer_queue
 from omegaconf import DictConfig, OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
-from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
+from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.import_utils import import_external_libs
 from verl.utils.profiler import marked_timer
@@ -38,7 +38,6 @@ from composer_plugins.frameworks.verl import Key
 MODELS = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
 
 
-@register_trainer(surface.TRAINER)
 class ComposerTrainer(PPOTrainerSync):
     """verl's PPOTrainerSync with the hint and replay channels of `algorithm.composer`.
 
