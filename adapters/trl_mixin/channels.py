@@ -313,8 +313,9 @@ class ReplayChannel(Channel):
         if self._special_tokens is None:
             self._special_tokens = special_tokens(upstream.tokenizer(trainer))
         notes = pair_notes(pairs, prompt, self._special_tokens)
-        for pair, *both in zip(pairs, encoded[::2], encoded[1::2], strict=True):
-            if pair.weight > 0 and not all(upstream.is_ended(trainer, ids) for ids in both):
+        ended = upstream.are_ended(trainer, encoded)
+        for pair, *both in zip(pairs, ended[::2], ended[1::2], strict=True):
+            if pair.weight > 0 and not all(both):
                 names = upstream.tokenizer(trainer).convert_ids_to_tokens(upstream.end_tokens(trainer))
                 notes.append(f"endless {', '.join(map(repr, names))}")
         return notes

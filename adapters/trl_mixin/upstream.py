@@ -541,14 +541,19 @@ def _encode_generated(trainer: GRPOTrainer, texts: Iterable[str]) -> list[list[i
 
 def end_tokens(trainer: GRPOTrainer) -> list[int]:
     """The tokens that end a rollout: the tokenizer's, and from TRL 1.16 those of the model's config."""
-    found: list[int] = getattr(trainer, "eos_token_ids", [tokenizer(trainer).eos_token_id])
+    found: list[int] | None = getattr(trainer, "eos_token_ids", None)
+    return [tokenizer(trainer).eos_token_id] if found is None else found
+
+
+def are_ended(trainer: GRPOTrainer, completions: Sequence[list[int]]) -> list[bool]:
+    """Whether each ends with a token that ends a rollout, and maybe white space, as in Qwen's templates."""
+    ends, found = end_tokens(trainer), []
+    for ids in completions:
+        last = len(ids) - 1
+        while last > 0 and ids[last] not in ends and not tokenizer(trainer).decode([ids[last]]).strip():
+            last -= 1
+        found.append(ids[last] in ends)
     return found
-
-
-def is_ended(trainer: GRPOTrainer, ids: list[int]) -> bool:
-    """Whether they end with a token that ends a rollout, and maybe white space, as in Qwen's templates."""
-    decode, ends = tokenizer(trainer).decode, end_tokens(trainer)
-    return next((one in ends for one in reversed(ids) if one in ends or decode([one]).strip()), False)
 
 
 def pad_left(trainer: GRPOTrainer, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
