@@ -11,7 +11,7 @@
 up the results and divides them by a count of its own. The function therefore returns a sum over tokens.
 
 `stamps` and `stored_stamps` bring hints and pairs to the loss, and `store` keeps them. `upstream` has what
-the adapter relies on in PRIME-RL, v0.4 to @559b447. The user's page is docs/prime_rl.md.
+the adapter relies on in PRIME-RL, v0.8.0 to @559b447. The user's page is docs/prime_rl.md.
 """
 
 from collections.abc import Callable

@@ -2,16 +2,28 @@
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import field, fields, is_dataclass, make_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from composer_plugins.adapters.prime_rl_plugin.upstream import REFERENCES, STREAMS, WEIGHTS, generation_of
-from composer_plugins.calling_convention import Called, Convention, Counts, Function, checked_pair, words_of
-from composer_plugins.frameworks.prime_rl import GENERATIONS, LOSS_INPUTS, NEWEST_TESTED, _0_6
+from composer_plugins.adapters.prime_rl_plugin.upstream import REFERENCE, STREAMS, WEIGHTS, generation_of
+from composer_plugins.calling_convention import Called, Convention, Counts, Function, checked_pair
+from composer_plugins.frameworks.prime_rl import NEWEST_TESTED
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@dataclass
+class LossInputs:
+    """What PRIME-RL gives a custom loss: one sequence, [tokens] each."""
+
+    trainer_logprobs: Any
+    inference_logprobs: Any
+    advantages: Any
+    loss_mask: Any
+    ref_logprobs: Any = None
+    loss_weights: Any = None
 
 
 def is_metric(value: Any) -> bool:
@@ -32,7 +44,7 @@ def call(
     """Call it once per sequence, add up, and divide by the unmasked tokens of the global batch."""
     streams = dict(zip(STREAMS, (tensors[name] for name in NEEDS), strict=True))
     reference, log_weights = tensors.get("ref_logprobs"), tensors.get("log_weights")
-    streams |= {} if reference is None else dict.fromkeys(REFERENCES, reference)
+    streams |= {} if reference is None else {REFERENCE: reference}
     streams |= {} if log_weights is None else {WEIGHTS: log_weights.exp()}
     names = [one.name for one in fields(inputs)]
     total, problems = tensors["logprobs"].new_zeros(()), dict[str, None]()
@@ -46,31 +58,21 @@ def call(
 
 
 def of_version(function: Function, version: str | None) -> Convention:
-    """Return how this version of PRIME-RL calls a function, with the LossInputs of that version.
+    """Return how this version of PRIME-RL calls a function; ConfigError for one that is too old.
 
-    A function whose annotation names a class of its own gets that class. Without a version, a function that
-    reads `teacher_logprobs` is one of a release that has this field.
+    A function whose annotation names a LossInputs of its own gets that class.
     """
-    own, words = own_class(function), words_of(function)
-    is_older = own is None and REFERENCES[1] in words and REFERENCES[0] not in words
-    release = f"{_0_6.since}.0" if version is None and is_older else version
-    inputs = own or loss_inputs(release)
+    generation_of(version)
+    own = own_class(function)
+    inputs = own or LossInputs
     optional = ("ref_logprobs", *(["log_weights"] if WEIGHTS in inputs.__dataclass_fields__ else []))
     return replace(
         PRIME_RL,
         call=partial(call, inputs=inputs),
-        release=release or (NEWEST_TESTED if own is None else ""),
+        release=version or (NEWEST_TESTED if own is None else ""),
         optional=optional,
         must_use=optional[1:],
     )
-
-
-def loss_inputs(release: str | None) -> Any:
-    """Return a dataclass with the fields that LossInputs has in this release; None is the newest tested."""
-    reached = GENERATIONS[: GENERATIONS.index(generation_of(release)) + 1]
-    added = next(names for since, names in reversed(LOSS_INPUTS) if since in reached)
-    more = [(one, Any, field(default=None)) for one in added]
-    return make_dataclass("LossInputs", [*((one, Any) for one in STREAMS), *more])
 
 
 def own_class(function: Function) -> Any:
@@ -90,7 +92,7 @@ PRIME_RL = Convention(
     signature="fn(inputs: LossInputs, **kwargs)",
     returns="LossOutputs(loss, metrics): the sum over the unmasked tokens of one sequence, with a gradient, "
     "and a dict of tensors. PRIME-RL adds up the sequences and divides by the tokens of the global batch",
-    call=partial(call, inputs=loss_inputs(None)),
+    call=partial(call, inputs=LossInputs),
     needs=NEEDS,
     optional=("ref_logprobs", "log_weights"),
     must_use=("log_weights",),

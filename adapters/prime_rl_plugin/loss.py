@@ -34,18 +34,7 @@ class Masks(NamedTuple):
     replay: Tensor | None
 
 
-PATIENCE = 200  # calls, after which a stream that was asked for and did not come is missed
-# By stream: what it brings, and what to do where it does not come.
-MISSED = {
-    "reference": (
-        "reference log-probability",
-        "run composer-plugins doctor on rl.toml, and see that the environment stamps its samples",
-    ),
-    "support": (
-        "log-probability of the sampler's mask",
-        f"set {upstream.SUPPORT_OPTION} = true in [inference], and top_p in [orchestrator.train.sampling]",
-    ),
-}
+PATIENCE = 200  # calls, after which references that were asked for and did not come are missed
 
 
 class ChannelsLoss:
@@ -57,11 +46,9 @@ class ChannelsLoss:
         # The ratio of trainer to rollout is logged for every policy, without "policy/".
         self.reported = ("ratio",) if "rollout_logprobs" in channels.policy.loss.needs else ()
         self.checked: set[tuple[bool, bool]] = set()  # with a reference or not, with weights or not
-        by_policy = f"policy {channels.policy.name!r}" if channels.learns_from_support else ""
-        # The streams that were asked for and have not come yet, and by what; and the calls so far.
-        reads_reference = channels.requested.any  # and by what, in words
-        self.awaited = {"reference": reads_reference, "support": by_policy}
-        self.awaited, self.calls = {stream: asked for stream, asked in self.awaited.items() if asked}, 0
+        # What asks for references, in words, until one has come; and the calls so far.
+        reads_reference = channels.requested.any
+        self.awaited, self.calls = reads_reference, 0
         self.stamped = Flags()
         # None where no channel reads the reference, which PRIME-RL may then fill as it likes.
         self.positive: Flags | None = Flags() if reads_reference else None
@@ -104,30 +91,28 @@ class ChannelsLoss:
         kind = s.reference is not None, s.weights is not None
         if kind in self.checked:
             return
-        upstream.check_streams(inputs, s, needs_reference=bool(self.channels.requested.hint))
         if not self.checked:
-            generation = upstream.generation_of_inputs(inputs, upstream.installed())
-            enforce([*findings(self.channels, generation), *newer_than_tested(generation)])
+            is_newer = upstream.check_release(inputs)
+            enforce([*findings(self.channels), *newer_than_tested(is_newer)])
+        upstream.check_streams(s)
         self.checked.add(kind)
 
     def _wait(self, s: upstream.Streams) -> None:
-        """Warn once if no call of the first `PATIENCE` had a stream that was asked for.
+        """Warn once if no call of the first `PATIENCE` had a reference that was asked for.
 
-        PRIME-RL passes references to all sequences of a micro-batch as soon as one of them has any.
+        PRIME-RL passes references to all sequences of a micro-batch as soon as one of them has any, and its
+        packing writes 0.0 at the tokens of the others.
         """
         self.calls += 1
-        absent = {stream for stream in self.awaited if getattr(s, stream) is None}
-        if s.reference is not None and not self.stamped.any(has_reference(s.reference, s.mask)):
-            absent |= {"reference"}  # 0.0 at every token is what PRIME-RL's packing writes
-        self.awaited = {stream: asked for stream, asked in self.awaited.items() if stream in absent}
-        if self.calls < PATIENCE:
-            return
-        for stream, asked in self.awaited.items():
-            option = asked.partition(" = ")[0] if " = " in asked else "policy"
-            what, remedy = MISSED[stream]
-            problem = f"{asked} is set, and no {what} came with the first {PATIENCE} sequences"
+        if s.reference is not None and self.stamped.any(has_reference(s.reference, s.mask)):
+            self.awaited = ""
+        elif self.calls == PATIENCE:
+            option = self.awaited.partition(" = ")[0] if " = " in self.awaited else "policy"
+            problem = f"{self.awaited} is set, and no reference log-probability came with the first "
+            problem += f"{PATIENCE} sequences"
+            remedy = "run composer-plugins doctor on rl.toml, and see that the environment stamps its samples"
             enforce([Finding("warning", f"{TABLE}.{option}", problem, remedy)])
-        self.awaited = {}
+            self.awaited = ""
 
     def _warn_of_parts(self, flags: Flags, reference: Tensor | None, mask: Tensor) -> None:
         """Warn once of a sequence of which some tokens have a reference, and neighbouring ones have 0.0."""
@@ -154,15 +139,11 @@ class ChannelsLoss:
             reference = logprobs if s.reference is None else s.reference
             hinted = torch.zeros_like(s.mask) if masks.hint is None else masks.hint
             given |= {"teacher_logprobs": reference, "ref_logprobs": reference, "mask": hinted}
-        if self.channels.learns_from_support:
-            # PRIME-RL passes None for a sample without them, which then is not centred.
-            none = s.logprobs.new_zeros(*s.mask.shape, 0)
-            given["support_logprobs"], given["rollout_support_logprobs"] = s.support or (none, none)
         correction = self.channels.rollout_correction
         return policy_term(self.channels.policy, given, correction, masks.policy)
 
     def _advantages(self, s: upstream.Streams, masks: Masks) -> Tensor:
-        """With hint_estimator "advantage", A + hint_weight (log T - log pi): teacher_tau of v0.4 and v0.5."""
+        """With hint_estimator "advantage", A + hint_weight (log T - log pi)."""
         if self.config.hint_estimator != "advantage" or s.reference is None or masks.hint is None:
             return s.advantages
         return hinted_advantages(s.advantages, s.logprobs, s.reference, masks.hint, self.config.hint_weight)

@@ -16,11 +16,11 @@ from composer_plugins.adapters.prime_rl_plugin.doctor.file import (
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import table as at
 from composer_plugins.adapters.prime_rl_plugin.own_losses import inline
 from composer_plugins.adapters.prime_rl_plugin.surface import DEFAULTS, MODULE, PRESETS, findings, parse
-from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding, Findings, enforce, error_of
 from composer_plugins.frameworks import prime_rl
 from composer_plugins.frameworks.contract import NOTHING, NamedLoss
-from composer_plugins.frameworks.prime_rl import DECIDED_ELSEWHERE, Generation
+from composer_plugins.frameworks.prime_rl import DECIDED_ELSEWHERE
 from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.row import Parameter
 from composer_plugins.objective.keys import COUNT, POSITIVE, check_tables, not_carried
@@ -38,7 +38,7 @@ __all__ = ["merged_config", "read", "release", "render", "write"]
 NO_BEARING = prime_rl.NO_BEARING
 KNOWN = {*prime_rl.FILE_NAMES, "model"}.union(*prime_rl.OWN_FILES.values())  # names at a file's top
 TABLES = ["trainer", "trainer.loss", "trainer.loss.kwargs", "orchestrator"]
-TABLES += [f"orchestrator.{name}" for name in ("algo", "train", "sampling", "train.sampling")]
+TABLES += [f"orchestrator.{name}" for name in ("algo", "train", "train.sampling")]
 LOSS = "trainer.loss"
 # Options that each source may set, with the values where nothing sets them.
 PER_SOURCE: dict[str, tuple[Parameter, float]] = {
@@ -59,10 +59,10 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
     check_tables(table, *(path.removeprefix(f"{above}.") for path in TABLES))
     found = Findings()
     with found.collected():
-        objective, more = _read(as_rl(table, kind), kind, version)
+        upstream.generation_of(version)  # a ConfigError for one that is too old
+        objective, more = _read(as_rl(table, kind), kind)
         remarks = tuple(one.removeprefix(f"{above}.") for one in objective.remarks)
         why = objective.no_policy.removeprefix(f"{above}.")
-        more = [*_of_other_releases(as_rl(table, kind), version), *more]
         found += [one.without(above) for one in more]
         return replace(objective, remarks=remarks, no_policy=why), found
     raise error_of(one.without(above) for one in found)
@@ -77,39 +77,31 @@ def unread(table: Mapping[str, Any], version: str | None = None) -> Iterator[str
     """The keys of a config that are not understood."""
     kind = kind_of(table)
     whole, above = as_rl(table, kind), _above(kind)
-    own = _own(whole, _assumed(whole, version))
-    found = [one.key for one in _of_other_releases(whole, version)]
     # own_losses.wrong_options looks at each option of the loss
-    found += file.unread(whole, *([LOSS] if own is not None else []))
+    found = file.unread(whole, *([LOSS] if _own(whole) is not None else []))
     return (key.removeprefix(f"{above}.") for key in found)
 
 
 def release(version: str | None = None, table: Mapping[str, Any] = NOTHING) -> str:
-    """The release whose options are read, in this config, and written."""
-    return _in_words(_assumed(as_rl(table, kind_of(table)), version), version)
-
-
-def _in_words(generation: Generation, version: str | None) -> str:
-    end = f", before {generation.until}" if generation.until else ""
-    end = f" to {prime_rl.NEWEST_TESTED}, commit 559b447" if generation is prime_rl.TESTED else end
+    """The release whose options are read and written."""
+    generation = upstream.generation_of(version)
+    end = f" to {prime_rl.NEWEST_TESTED}, commit 559b447" if generation is prime_rl.TESTED else ""
     how = "no --version is given" if version is None else f"--version {version}"
     return f"PRIME-RL {generation.since}{end} ({how})"
 
 
-def _own(table: Mapping[str, Any], generation: Generation) -> NamedLoss | None:
+def _own(table: Mapping[str, Any]) -> NamedLoss | None:
     """PRIME-RL's own loss that is named, or that it trains with by default; None where it is another one."""
-    given = at(table, "trainer", "loss").get("type", own_losses.default_kind(generation))
-    return own_losses.find(given, generation)
+    return own_losses.find(at(table, "trainer", "loss").get("type", own_losses.DEFAULT_KIND))
 
 
-def _read(table: Mapping[str, Any], kind: str, version: str | None) -> tuple[Objective, Iterable[Finding]]:
+def _read(table: Mapping[str, Any], kind: str) -> tuple[Objective, Iterable[Finding]]:
     """What PRIME-RL trains with these options of an rl.toml; a file of `kind` has one of its tables."""
     loss, listed = at(table, "trainer", "loss"), list(file.sources(table))
     for error in file.unknown_algorithms(listed):
         raise error
-    generation = _assumed(table, version)
-    own = _own(table, generation)
-    routed, is_routed = file.routed(table, listed)
+    own = _own(table)
+    routed, is_routed = file.routed(listed)
     with_rewards = [one for one in listed if one.algo.name not in prime_rl.ROUTED] or listed
     remarks = [f"{one.key} = {one.name!r}, which trains with PRIME-RL's own {one.own}" for one in routed]
     remarks = [] if is_routed else remarks
@@ -123,11 +115,11 @@ def _read(table: Mapping[str, Any], kind: str, version: str | None) -> tuple[Obj
         "group_size": size,
         "temperature": temperature or 1.0,
     }
-    if why := _no_policy(table, kind, routed if is_routed else [], generation):
+    if why := _no_policy(kind, routed if is_routed else []):
         has_rewards = kind == prime_rl.ORCHESTRATOR and not is_routed
         common |= {} if has_rewards else {"advantage": None}
         return without_policy(why, remarks=tuple(remarks), has_terms=has_rewards, **common), ()
-    kwargs, function = _kwargs(loss, own, generation, remarks)
+    kwargs, function = _kwargs(loss, own, remarks)
     channels = parse(kwargs, function)
     policy, config = channels.policy, channels.config
     given: Behaviour = "policy itself" if config.old_policy == "current" else "rollout engine"
@@ -136,9 +128,6 @@ def _read(table: Mapping[str, Any], kind: str, version: str | None) -> tuple[Obj
         remarks.append("the hint's teacher: it is whatever computed the reference log-probabilities")
     if config.replay_weight:
         remarks.append("the replay's loss: its coefficients are computed where the pairs are stamped")
-    divisor = generation.denominator if own is None else own_losses.divisor(own, loss, generation)
-    if divisor != prime_rl.GLOBAL_TOKENS:
-        remarks.append(f"PRIME-RL {generation.since} divides by {divisor}")
     objective = Objective(
         policy=policy,
         mode=prime_rl.MODE,
@@ -150,37 +139,17 @@ def _read(table: Mapping[str, Any], kind: str, version: str | None) -> tuple[Obj
         remarks=tuple(remarks),
         **common,
     )
-    return objective, findings(channels, generation)
+    return objective, findings(channels)
 
 
-def _assumed(table: Mapping[str, Any], version: str | None) -> Generation:
-    """The generation of this version; without one that which an rl.toml is for by its keys."""
-    return file.assumed(table)[1] if version is None else upstream.generation_of(version)
-
-
-def _of_other_releases(table: Mapping[str, Any], version: str | None) -> Iterator[Finding]:
-    """Keys that bear on the loss, and that the release which was named does not have."""
-    found = file.of_other_releases(table, upstream.release_of(version)) if version is not None else {}
-    for key, (problem, remedy) in found.items():
-        if key not in prime_rl.NO_BEARING:
-            yield Finding("error", key, problem, remedy)
-
-
-def _no_policy(table: Mapping[str, Any], kind: str, routed: Sequence[Routed], generation: Generation) -> str:
+def _no_policy(kind: str, routed: Sequence[Routed]) -> str:
     """Why no sample is trained with [trainer.loss] as a policy loss; "" if one is."""
-    mode = at(table, "orchestrator").get("training_mode", prime_rl.MODE_OF_RL)
-    modes = (prime_rl.MODE_OF_RL, *prime_rl.TRAINING_MODES)
-    if mode not in modes:
-        raise unknown(prime_rl.TRAINING_MODE, str(mode), modes, noun="mode")
     if routed:
         asked = " and ".join(f"{one.key} = {one.name!r}" for one in routed)
         own = " and ".join(dict.fromkeys(one.own for one in routed))
         return f"{asked} trains with PRIME-RL's own {own}, without rewards"
     if kind == prime_rl.ORCHESTRATOR:
         return f"this is {prime_rl.FILE_NAMES[kind]}, and the loss is in the trainer's file: give both files"
-    given = at(table, "trainer", "loss").get("type")
-    if given == prime_rl.SUPERVISED and generation is prime_rl.SUPERVISED_IN:
-        return f"{LOSS}.type = {given!r} trains with PRIME-RL's own cross-entropy, without rewards"
     return ""
 
 
@@ -253,17 +222,15 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     kwargs |= {name: value for name, value in objective.channels.items() if name not in DECIDED_ELSEWHERE}
     loss = {"type": "custom", "import_path": f"{MODULE}.loss_fn", "kwargs": kwargs}
     orchestrator: dict[str, Any] = {}
-    generation = upstream.generation_of(version)
-    before_0_6, before_0_7 = (generation in prime_rl.GENERATIONS[:n] for n in (2, 3))
+    upstream.generation_of(version)  # a ConfigError for one that is too old
     advantage = objective.advantage.loss.name if objective.advantage is not None else ""
     kind = prime_rl.ALGORITHMS.get(advantage, prime_rl.DEFAULT_ALGORITHM)
-    if kind != prime_rl.DEFAULT_ALGORITHM and not before_0_7:  # which had no table algo
+    if kind != prime_rl.DEFAULT_ALGORITHM:
         orchestrator["algo"] = {"type": kind}
     if objective.group_size is not None:
-        orchestrator["rollouts_per_example" if before_0_6 else "group_size"] = objective.group_size
+        orchestrator["group_size"] = objective.group_size
     if objective.temperature != 1.0:
-        sampling = {"sampling": {"temperature": objective.temperature}}
-        orchestrator |= sampling if before_0_6 else {"train": sampling}
+        orchestrator["train"] = {"sampling": {"temperature": objective.temperature}}
     return {"trainer": {"loss": loss}} | ({"orchestrator": orchestrator} if orchestrator else {})
 
 
@@ -289,11 +256,9 @@ def _without_none(value: Any) -> Any:
     return {k: v for k, v in value.items() if v is not None} if isinstance(value, Mapping) else value
 
 
-def _kwargs(
-    loss: Mapping[str, Any], own: NamedLoss | None, generation: Generation, remarks: list[str]
-) -> tuple[dict[str, Any], str]:
+def _kwargs(loss: Mapping[str, Any], own: NamedLoss | None, remarks: list[str]) -> tuple[dict[str, Any], str]:
     """The kwargs and the function of ours that this `[trainer.loss]` is, where it is PRIME-RL's own too."""
-    kind = loss.get("type", own_losses.default_kind(generation))
+    kind = loss.get("type", own_losses.DEFAULT_KIND)
     if kind == "custom":
         function = str(loss.get("import_path", "")).removeprefix(f"{MODULE}.")
         if function not in ("loss_fn", *PRESETS):
@@ -301,14 +266,10 @@ def _kwargs(
             remedy = f"name one of {MODULE}, or PRIME-RL's own type"
             raise ConfigError(f"{LOSS}.import_path", problem, remedy)
         return dict(loss.get("kwargs") or {}), function
-    if own is None or not own_losses.is_in(own, generation):
-        here = [one.options["type"] for one in prime_rl.LOSSES if own_losses.is_in(one, generation)]
-        problem = f"{kind!r} is not a loss of PRIME-RL {generation.since}"
-        having = [one for one in prime_rl.LOSSES if one.options["type"] == kind]
-        versions = [own_losses.versions(*having)] if having else []
-        versions += [prime_rl.SUPERVISED_IN.since] if kind == prime_rl.SUPERVISED else []
-        problem += f": PRIME-RL {' and '.join(versions)} has it" if versions else ""
-        raise ConfigError(f"{LOSS}.type", problem, f"set one of {', '.join(here)}, custom, or --version")
+    if own is None:
+        here = [one.options["type"] for one in prime_rl.LOSSES]
+        problem = f"{kind!r} is not a loss of PRIME-RL"
+        raise ConfigError(f"{LOSS}.type", problem, f"set one of {', '.join(here)}, custom")
     enforce(own_losses.wrong_options(own, loss, LOSS))
     kwargs, lost = own_losses.kwargs_of(own, {name: value for name, value in loss.items() if name != "type"})
     remarks += lost

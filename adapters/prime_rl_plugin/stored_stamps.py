@@ -1,4 +1,4 @@
-"""Stamp from a store: verifiers' nodes after PRIME-RL 0.8, and the samples of 0.7 and 0.8.
+"""Stamp from a store: verifiers' nodes after PRIME-RL 0.8, and the samples of 0.8.
 
     [orchestrator.algo]
     type = "echo"
@@ -6,7 +6,7 @@
     import_path = "composer_plugins.adapters.prime_rl_plugin.stored_stamps.echo_filter"
     kwargs = { store = "/shared/pairs.store" }
 
-In PRIME-RL 0.7 and 0.8 nodes cannot carry stamps. The filter of the algorithm "echo" is the only function of
+In PRIME-RL 0.8 nodes cannot carry stamps. The filter of the algorithm "echo" is the only function of
 the user's that is called on a rollout before the trainer gets it. It is asked which observations echo trains
 on. `echo_filter` selects none, so that the algorithm trains as grpo, and stamps the samples. It runs once per
 rollout and blocks the orchestrator's event loop, so it uses no network.
@@ -35,8 +35,8 @@ def echo_filter(rollout: Any, *, store: str, kinds: Sequence[Kind] = FIRST_REPLA
     """Stamp `rollout` from the store at `store`, and keep no observation: `algo.filter` of type "echo".
 
     Each sample is looked up by its token ids, under each of `kinds` in turn, and takes the first record
-    found; without a record it stays as it was. The samples are stamped where the rollout has them (0.7 and
-    0.8), otherwise its nodes. A record that has only 0.0 at the sampled tokens is left out with a warning.
+    found; without a record it stays as it was. The samples are stamped where the rollout has them (0.8),
+    otherwise its nodes. A record that has only 0.0 at the sampled tokens is left out with a warning.
     """
     opened, samples = Store(store), upstream.samples(rollout)
     if samples is None:

@@ -10,12 +10,10 @@ from composer_plugins.errors import ComposerError
 from composer_plugins.findings import Finding, Findings, enforce, error_of
 from composer_plugins.frameworks.prime_rl import (
     DECIDED_ELSEWHERE,
-    HEAD,
+    GLOBAL_TOKENS,
     MODE,
     NEWEST_TESTED,
     PRIME_RL,
-    UNTESTED,
-    Generation,
 )
 from composer_plugins.losses.choosing import find_one
 from composer_plugins.losses.row import Loss
@@ -37,7 +35,7 @@ class Preset(NamedTuple):
 ROLLOUT, REINFORCE = {"old_policy": "rollout"}, {"policy": "reinforce"}
 PRESETS = {
     "dppo": Preset(
-        "DPPO-Binary-TV with Kimi's drift term, PRIME-RL's default from v0.6.0 to August 2026.",
+        "DPPO-Binary-TV with Kimi's drift term, PRIME-RL's default.",
         {"policy": "dppo_tv@prime-rl"},
     ),
     "ipo": Preset(
@@ -74,11 +72,6 @@ class Requested(NamedTuple):
 
 class Channels(channels.Channels):
     """What `[trainer.loss.kwargs]` asks for, checked."""
-
-    @property
-    def learns_from_support(self) -> bool:
-        """Whether the policy loss needs the log-probabilities of the sampler's mask."""
-        return "support_logprobs" in self.policy.loss.needs
 
     @property
     def requested(self) -> Requested:
@@ -167,14 +160,9 @@ def chosen_policy(defaults: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Los
     return None
 
 
-def findings(channels: Channels, generation: Generation, key: str = TABLE) -> Iterator[Finding]:
-    """What is wrong with these channels in this PRIME-RL: for the doctor and for the loss's first call."""
-    yield from not_available(channels.requested, generation, key)
+def findings(channels: Channels, key: str = TABLE) -> Iterator[Finding]:
+    """What is wrong with these channels: for the doctor and for the loss's first call."""
     policy, config = channels.policy, channels.config
-    if channels.learns_from_support and generation is not HEAD:
-        problem = f"{policy.name!r} needs the log-probabilities of the sampler's mask"
-        problem += f", which PRIME-RL {generation.since} does not pass on"
-        yield Finding("error", f"{key}.policy", problem, "upgrade PRIME-RL, or choose another policy")
     if config.old_policy == "current":
         # A loss that has the rollout's ratio too has other parameters that act on that one.
         has_rollout = "rollout_logprobs" in policy.loss.needs
@@ -192,31 +180,15 @@ def findings(channels: Channels, generation: Generation, key: str = TABLE) -> It
         remedy = "remove it, or set policy = 'ref_kl@prime-rl<0.7', which takes them"
         yield Finding("warning", f"{key}.policy_params.tv_high", problem, remedy)
     if config.policy_weight:
-        yield from sum_over_tokens(policy, PRIME_RL, MODE, generation.denominator, f"{key}.policy")
+        yield from sum_over_tokens(policy, PRIME_RL, MODE, GLOBAL_TOKENS, f"{key}.policy")
 
 
-def newer_than_tested(generation: Generation) -> Iterator[Finding]:
+def newer_than_tested(is_newer: bool) -> Iterator[Finding]:
     """A warning where PRIME-RL is newer than the newest that was tested."""
-    if generation in UNTESTED:
+    if is_newer:
         yield Finding(
             "warning",
             "prime-rl",
             f"it is newer than the newest that was tested, {NEWEST_TESTED} (commit 559b447)",
             "compare its first steps with a run of its own loss, or install a tested version",
         )
-
-
-def not_available(asked: Requested, generation: Generation, key: str = TABLE) -> Iterator[Finding]:
-    """An error for each channel that this PRIME-RL cannot fill."""
-    for phrase, filled_by, option, why in (
-        (asked.hint, generation.hint, "hint_weight", "allows no teacher beside RL to fill teacher_logprobs"),
-        (asked.replay, generation.replay, "replay_weight", "has no weights that carry a pair's coefficient"),
-    ):
-        if phrase and not filled_by:
-            problem = f"{phrase} is set, and PRIME-RL {generation.since} {why}"
-            at = option if phrase.startswith(option) else "policy"
-            remedy = "upgrade to 0.7 or later, or remove it"
-            if generation in UNTESTED:
-                problem += ": it divides by the sum of the weights, in which a pair's +c and -c cancel"
-                remedy = f"install 0.7 to {NEWEST_TESTED} (commit 559b447), or remove it"
-            yield Finding("error", f"{key}.{at}", problem, remedy)

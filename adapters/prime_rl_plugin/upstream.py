@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.frameworks.prime_rl import (
+    DEFAULT_LOSS,
     FEATURES,
-    GENERATIONS,
-    HEAD,
-    LOSS_NAMES,
     NEWEST_TESTED,
-    RELEASES,
-    SAMPLES_SINCE,
+    OLDEST,
     TESTED,
-    UNTESTED,
+    V0_8,
     VERIFIERS_SINCE,
     Generation,
 )
@@ -36,7 +33,8 @@ DISTRIBUTION = "prime-rl"
 METRICS = frozenset({"mismatch_kl", "masked_mismatch_kl", "unmasked_mismatch_kl"})
 METRICS |= {"is_masked", "is_masked_low", "is_masked_high"}
 # What `doctor/probe.py` is given to find the installed release: distribution, package, files and strings.
-INSTALLATION = (DISTRIBUTION, "prime_rl", [(file, word) for _, file, word, _ in FEATURES])
+INSTALLATION = (DISTRIBUTION, "prime_rl", FEATURES)
+LOSSES = "prime_rl.trainer.rl.loss"  # the module with its losses and LossInputs
 
 
 def installed() -> str | None:
@@ -47,32 +45,25 @@ def installed() -> str | None:
         return None
 
 
-def generation_of(release: str | None) -> Generation:
-    """The generation of a release by its number or the pull request that began it; the newest tested if None.
+def older(release: str) -> ConfigError:
+    """The error for a release before the oldest one that is tested."""
+    problem = f"PRIME-RL {release} is older than {OLDEST}, the oldest that is tested"
+    return ConfigError("prime-rl", problem, f"install v{OLDEST} or newer")
 
-    A release that is newer than those with a number has the contract of the newest source.
-    """
+
+def generation_of(release: str | None) -> Generation:
+    """The generation of a release by its number; the newest tested if it is None, or newer than that."""
     if release is None or release == "559b447":
         return TESTED
-    if release.upper() == "HEAD":
-        return HEAD
-    if by_request := [one for one in UNTESTED if one.since.lstrip("#") == release.lstrip("#")]:
-        return by_request[0]
     number = _number(release)
-    if number < _number(GENERATIONS[0].since):
-        problem = f"PRIME-RL {release} takes no custom loss"
-        raise ConfigError("--version", problem, "upgrade PRIME-RL to 0.5 or later, or name another version")
-    if number > _number(NEWEST_TESTED):
-        return HEAD
-    tested = GENERATIONS[: -len(UNTESTED)]
-    return [one for one in tested if _number(one.since) <= number][-1]
+    if number < _number(OLDEST):
+        raise older(release)
+    return V0_8 if number < _number(TESTED.since) else TESTED
 
 
-def release_of(version: str) -> str:
-    """The one of the releases whose keys are known that this version is nearest to, from above."""
-    if generation_of(version) in (TESTED, *UNTESTED):
-        return RELEASES[-1]
-    return [one for one in RELEASES if _number(one) <= _number(version)][-1]
+def is_newer(release: str | None) -> bool:
+    """Whether a release is newer than the newest that was tested."""
+    return release not in (None, "559b447") and _number(str(release)) > _number(NEWEST_TESTED)
 
 
 def generation_by_features(found: Sequence[bool | None]) -> Generation | None:
@@ -80,18 +71,15 @@ def generation_by_features(found: Sequence[bool | None]) -> Generation | None:
 
     `found` says for each of `FEATURES` whether the file has the string, and None for an absent file.
     """
-    for (generation, _, _, is_there), has in zip(FEATURES, found, strict=True):
-        if has is is_there:
-            return generation
-    return None
+    if None in found:
+        return None
+    return TESTED if found[0] else V0_8
 
 
 def _number(release: str) -> tuple[float, ...]:
     found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:\.?dev(\d+))?", release)
     if found is None:
-        raise ConfigError(
-            "--version", f"{release!r} is not a version", "write 0.8.0, 0.8.1.dev52, 559b447, 3418 or HEAD"
-        )
+        raise ConfigError("--version", f"{release!r} is not a version", "write 0.8.0, 0.8.1.dev52 or 559b447")
     major, minor, patch, dev = found.groups()
     return int(major), int(minor), int(patch or 0), float(dev or "inf") if patch else 0.0
 
@@ -108,15 +96,10 @@ class Streams(NamedTuple):
     mask: "Tensor"
     reference: "Tensor | None"
     weights: "Tensor | None"
-    # [tokens, entries] each: the policy's and the rollout engine's, of every entry in the sampler's mask
-    support: "tuple[Tensor, Tensor] | None"
 
 
 STREAMS = ("trainer_logprobs", "inference_logprobs", "advantages", "loss_mask")
-REFERENCES = ("ref_logprobs", "teacher_logprobs")  # the second one before 0.7
-WEIGHTS = "loss_weights"
-SUPPORTS = ("trainer_mask_logprobs", "inference_mask_logprobs")  # after 559b447
-SUPPORT_OPTION = "enable_return_sampling_mask_logprobs"  # of [inference]; truncated sampling has such a mask
+REFERENCE, WEIGHTS = "ref_logprobs", "loss_weights"
 
 
 def streams(inputs: Any) -> Streams:
@@ -125,36 +108,28 @@ def streams(inputs: Any) -> Streams:
     if absent := [name for name, x in zip(STREAMS, given, strict=True) if x is None]:
         remedy = "point import_path at a function that PRIME-RL calls with its LossInputs"
         raise DataError("LossInputs", f"there is no {' and no '.join(absent)}", remedy)
-    reference = next((getattr(inputs, name) for name in REFERENCES if hasattr(inputs, name)), None)
     logprobs, rollout_logprobs, advantages, mask = given
     if str(kind := getattr(mask, "dtype", type(mask).__name__)) != "torch.bool":
         raise DataError(STREAMS[-1], f"it is {kind}", "pass a tensor of booleans")
-    weights = getattr(inputs, WEIGHTS, None)
-    policy, rollout = (getattr(inputs, name, None) for name in SUPPORTS)
-    support = None if policy is None or rollout is None else (policy, rollout)
-    return Streams(logprobs, rollout_logprobs, advantages, mask, reference, weights, support)
+    reference, weights = (getattr(inputs, name, None) for name in (REFERENCE, WEIGHTS))
+    return Streams(logprobs, rollout_logprobs, advantages, mask, reference, weights)
 
 
-def check_streams(inputs: Any, found: Streams, *, needs_reference: bool) -> None:
+def check_streams(found: Streams) -> None:
     """Raise DataError for a wrong type or shape, and for positive log-probabilities of policy and engine.
 
     Looking at their values waits for the device: the adapter calls this for the first inputs of each kind.
     """
     import torch
 
-    if needs_reference and not any(hasattr(inputs, name) for name in REFERENCES):
-        problem = f"there is no {' and no '.join(REFERENCES)}, which a hint needs"
-        raise DataError("LossInputs", problem, "remove the hint: this PRIME-RL cannot carry it")
-    names, mask = (*STREAMS, REFERENCES[0], WEIGHTS), found.mask
-    given = {name: x for name, x in zip(names, found[:-1], strict=True) if x is not None}
-    given |= dict(zip(SUPPORTS, found.support or (), strict=False))
+    names, mask = (*STREAMS, REFERENCE, WEIGHTS), found.mask
+    given = {name: x for name, x in zip(names, found, strict=True) if x is not None}
     for name, x in given.items():
         kind = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
         if x is not mask and not getattr(kind, "is_floating_point", False):
             raise DataError(name, f"it is {kind}", "pass a tensor of floating point")
     for name, x in given.items():
-        shape = x.shape[:1] if name in SUPPORTS and x.dim() == 2 else x.shape
-        if shape != mask.shape or mask.dim() != 1 or not mask.numel():
+        if x.shape != mask.shape or mask.dim() != 1 or not mask.numel():
             problem = f"its shape is {tuple(x.shape)}, and that of loss_mask {tuple(mask.shape)}"
             raise DataError(name, problem, "pass [tokens] for both, one packed sequence")
     for name in STREAMS[:2]:
@@ -163,23 +138,16 @@ def check_streams(inputs: Any, found: Streams, *, needs_reference: bool) -> None
             raise positive_logprob(name, f"{float(wrong[0]):.4g} at an unmasked token")
 
 
-def generation_of_inputs(inputs: Any, release: str | None) -> Generation:
-    """The generation of the PRIME-RL that made these LossInputs, by their fields and the names of its module.
+def check_release(inputs: Any) -> bool:
+    """Whether the PRIME-RL that made these LossInputs is newer than tested; ConfigError if it is older.
 
-    Its `release` is used only for inputs of which no module of PRIME-RL is known.
+    Everything after v0.8.0 says 0.8.0 in its metadata, so a newer one is told by its module of losses.
     """
-    module = sys.modules.get(type(inputs).__module__)
-    names = vars(module) if module is not None and "LossInputs" in vars(module) else {}
-    by_name = next((one for one, name in LOSS_NAMES if name in names), None)
-    if hasattr(inputs, SUPPORTS[0]):
-        return HEAD
-    if by_name is not None:
-        return by_name
-    if names and "default_loss_fn" not in names:
-        return UNTESTED[0]
-    if hasattr(inputs, WEIGHTS):
-        return TESTED
-    return GENERATIONS[2] if not names and (release or "").startswith("0.6") else GENERATIONS[1]
+    generation_of(release := installed())
+    if not hasattr(inputs, WEIGHTS):
+        raise older(release or f"whose LossInputs has no {WEIGHTS}")
+    is_theirs = type(inputs).__module__ == LOSSES
+    return is_newer(release) or is_theirs and not hasattr(sys.modules[LOSSES], DEFAULT_LOSS)
 
 
 # --- verifiers' nodes, and PRIME-RL's samples ----------------------------------------------------------
@@ -224,7 +192,7 @@ def check_node_type(node_type: type) -> None:
             node_type.__name__,
             f"there is no {' and no '.join(absent)}, which verifiers has since {VERIFIERS_SINCE}, and which "
             f"PRIME-RL passes on since {TESTED.since}",
-            "upgrade, or with PRIME-RL 0.7 and 0.8 use stored_stamps.echo_filter",
+            "upgrade, or with PRIME-RL 0.8 use stored_stamps.echo_filter",
         )
 
 
@@ -250,7 +218,7 @@ def is_trained(node: Node) -> bool:
 def trained_branches(trace: Any) -> Iterator[tuple[Any, list[Node]]]:
     """Each branch with nodes to train, and these nodes. A node in two branches is trained in the first one.
 
-    `trace` is a verifiers trace, or a rollout of PRIME-RL 0.7 and 0.8.
+    `trace` is a verifiers trace, or a rollout of PRIME-RL 0.8.
     """
     if not hasattr(trace, "branches"):
         problem = f"it is of type {type(trace).__name__}, which has no branches"
@@ -264,10 +232,10 @@ def trained_branches(trace: Any) -> Iterator[tuple[Any, list[Node]]]:
 
 
 def samples(rollout: Any) -> list[Any] | None:
-    """The samples of a rollout of PRIME-RL 0.7 and 0.8, checked; None for a later one, which has nodes."""
+    """The samples of a rollout of PRIME-RL 0.8, checked; None for a later one, which has nodes."""
     found = getattr(rollout, "samples", None)
     for sample in found or ():
         if absent := [name for name in SAMPLE_FIELDS if not hasattr(sample, name)]:
-            problem = f"there is no {' and no '.join(absent)}, which PRIME-RL has since {SAMPLES_SINCE}"
+            problem = f"there is no {' and no '.join(absent)}, which PRIME-RL {OLDEST} has"
             raise ConfigError(type(sample).__name__, problem, "upgrade PRIME-RL")
     return found

@@ -1,6 +1,6 @@
 """The per-token numbers that reach the loss through PRIME-RL, and the checks on them.
 
-PRIME-RL passes two numbers per token to the loss: a reference log-probability and, since 0.7, a weight. For a
+PRIME-RL passes two numbers per token to the loss: a reference log-probability and a weight. For a
 hint the reference is the teacher's log-probability, which is at most 0. A token of a replayed pair needs no
 reference. There the positive number `REPLAY` marks the token, and the weight is the pair's signed
 coefficient. PRIME-RL's packing writes 0.0 at every token of a sequence that has no reference.

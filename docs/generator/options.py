@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from composer_plugins.adapters.prime_rl_plugin.own_losses import PARAMS, fixed, inline, policy, versions
+from composer_plugins.adapters.prime_rl_plugin.own_losses import PARAMS, inline, policy
 from composer_plugins.frameworks import contract, verl
 from composer_plugins.frameworks.contract import NamedLoss, Option
 from composer_plugins.frameworks.prime_rl import PRIME_RL
@@ -172,25 +172,15 @@ def of_prime_rl() -> str:
     """The options of PRIME-RL's own losses, and what they are called here."""
     body: list[tuple[str, ...]] = []
     for own in PRIME_RL.losses:
-        names = fixed(own) | {f"{PARAMS}.{name}": x for name, x in own.params.items()}
-        ours = ", ".join(f"`{name} = {inline(x)}`" for name, x in names.items())
-        start = (versions(own), f"`{own.options['type']}`", ours)
+        start = (f"`{own.options['type']}`", f"`policy = {inline(own.row)}`")
         for option in own.own:
             body.append((*start, f"`{option.key} = {inline(option.default)}`", _set_by(own, option)))
-            start = ("", "", "")
-    head = ("PRIME-RL", "its loss", "here", "its option, with its default", "here, below `kwargs`")
+            start = ("", "")
+    head = ("its loss", "here", "its option, with its default", "here, below `kwargs`")
     return table(head, body)
 
 
 def _set_by(own: NamedLoss, option: Option) -> str:
-    """What the option sets here, with the formula where the value is another one."""
-    sets = {
-        f"{PARAMS}.{name}": one for name, one in contract.parameters_of(option.sets, policy(own).loss).items()
-    }
-    sets = sets or {option.objective.removeprefix("channels."): option.conversion}
-    found = ", ".join(f"`{name}`" for name in sets)
-    formula = next(iter(sets.values())).formula("value")
-    found += f" = {formula}" if formula != "value" else ""
-    other, *values = option.only_with or ("",)
-    only = f"only with {other} = {inline(values[0])}" if other else ""
-    return "; ".join(filter(None, (found, option.remark, only)))
+    """What the option sets here."""
+    found = ", ".join(f"`{PARAMS}.{name}`" for name in contract.parameters_of(option.sets, policy(own).loss))
+    return "; ".join(filter(None, (found, option.remark)))

@@ -21,7 +21,7 @@ from unittest.mock import patch
 import torch
 
 from composer_plugins.adapters import prime_rl_plugin
-from composer_plugins.adapters.prime_rl_plugin import doctor, upstream
+from composer_plugins.adapters.prime_rl_plugin import doctor
 from composer_plugins.adapters.prime_rl_plugin import loss as prime_rl_loss
 from composer_plugins.adapters.prime_rl_plugin.stamps import check_trace, stamp_reference, stamp_replay_pair
 from composer_plugins.adapters.prime_rl_plugin.store import StoreWriter
@@ -29,7 +29,6 @@ from composer_plugins.diagnosis import Examination, Target
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding
 from composer_plugins.frameworks import prime_rl
-from composer_plugins.frameworks.prime_rl import RELEASES
 from parity_tests.cases.recorded import Row, Stage, findings_in_words, in_words, replaced, said
 from parity_tests.rigs import prime_rl_doubles as double
 from parity_tests.rigs.prime_rl_doubles import sample
@@ -110,20 +109,8 @@ def edited(edits: str, sound: str = SOUND) -> str:
 
 
 def aged(text: str, version: str | None) -> str:
-    """A file after edits with the keys of this release of PRIME-RL in the place of the newest ones."""
-    if version in (None, NEWEST, "0.3.0", "newest"):  # of which the last two are mistakes
-        return text
-    place = RELEASES.index(upstream.release_of(version))
-    for until, old, new in (
-        (5, r"(?m)^filter_zero_advantages.*$", ""),
-        (4, r"orchestrator\.train\.source", "orchestrator.train.env"),
-        (3, r'\[orchestrator\.algo\]\ntype = "grpo"', '[orchestrator.advantage]\ntype = "default"'),
-        (2, r"group_size", "rollouts_per_example"),
-        (2, r"orchestrator\.train\.env", "orchestrator.env"),
-        (2, r"\[orchestrator\.train\]", ""),
-    ):
-        text = re.sub(old, new, text) if place < until else text
-    return text
+    """A file without the option that 0.8.0 does not have, if it is for that release."""
+    return re.sub(r"(?m)^filter_zero_advantages.*$", "", text) if version == "0.8.0" else text
 
 
 PLAIN = edited(f"{HINT}\n{REPLAY}\n =>")
@@ -177,7 +164,6 @@ WHY = {
     "ended": "nothing: the orchestrator ends with an error at the first rollout",
     "elsewhere": "nothing: this is not a file that it reads, or not a version that it has",
     "unseen": "nothing: it does not see what the orchestrator does",
-    "divisor": "nothing: it does not see what PRIME-RL divides by",
 }
 NOT_CALLED = list(WHY)[:6]
 NO_STAMPS, HINTS = {"my-env": list[str]()}, {"my-env": ["stamp_reference"]}
@@ -298,9 +284,7 @@ an option of the hint without its weight | hint_estimator = "k3"
 a hint in the advantages of a loss per sequence | policy = "gspo"; @ROLLOUT; @ADVANTAGE
 adv_tau beside a hint in the advantages, which it scales too | policy_params = { adv_tau = 0.5 }; @ADVANTAGE
 a policy that trains nothing | policy_params = { adv_tau = 0, kl_tau = 0 }
-an option of icepop beside the default policy | ratio_low = 0.2
 a loss that is reduced in another way | policy = "gspo"; @ROLLOUT
-score centering in an old version | policy = "ipo_centered"
 a policy that is misspelt by a letter | policy = "dpo_tv"
 a dialect of another framework's name | policy = "dppo_tv@prime"
 a parameter as a string | policy_params = { tv_high = "0.1" }
@@ -335,11 +319,6 @@ PRIME-RL's dppo_mask_low | dppo_mask_low = 0.1
 PRIME-RL's dppo_mask_low among the parameters | policy_params = { dppo_mask_low = 0.3 }
 PRIME-RL's bound of 10 for no mask | dppo_mask_high = 10.0
 PRIME-RL's kl_tau beside cispo | policy = "cispo"; kl_tau = 0.1
-PRIME-RL's weight of the teacher | policy = "ipo"; teacher_tau = 0.5
-PRIME-RL's cap of ipo | max_importance_ratio = 5.0
-PRIME-RL's cap of ipo and ppo beside another loss | policy = "gspo"; @ROLLOUT; max_importance_ratio = 5.0
-PRIME-RL's bound as a string | ratio_low = "0.8"
-PRIME-RL's bound of ppo out of range | policy = "ppo"; @ROLLOUT; ratio_low = 1.5
 """
 
 # Edits of the file without hint and pairs; why the trainer says nothing; the version.
@@ -359,15 +338,9 @@ another type beside the import path | "custom" => "default" | rejected
 options below the trainer | + [trainer.kwargs]; hint_weight = 0.1 | rejected
 options at the top | + [kwargs]; hint_weight = 0.1 | rejected
 a second loss at the top | + [loss]; type = "custom" | rejected
-score centering without the sampler's mask | dppo_tv@prime-rl => ipo_centered | | 0.9.0
-a reference as the policy on v0.6 | dppo_tv@prime-rl => ref_kl | | 0.6.0
-a loss of ours on v0.5 | [trainer.loss] => # divided by a rank's tokens; [trainer.loss] | divisor | 0.5.0
-a loss of ours on v0.4 | [trainer.loss] => # divided by micro-batches; [trainer.loss] | divisor | v0.4.0
-a custom loss on v0.3 | [trainer.loss] => # not there yet; [trainer.loss] | elsewhere | 0.3.0
+a release before the oldest | [trainer.loss] => # --version 0.7.0; [trainer.loss] | elsewhere | 0.7.0
 a version that is a word | [trainer.loss] => # --version newest; [trainer.loss] | elsewhere | newest
-a misspelt table of options | loss.kwargs => loss.kwarg | nothing: PRIME-RL 0.5 does not pass it on; \
-    later versions reject it | 0.5.0
-a misspelt table of options of 0.8 | loss.kwargs => loss.kwarg | rejected
+a misspelt table of options | loss.kwargs => loss.kwarg | rejected
 a misspelt trainer | [trainer. => [trianer. | rejected
 an old name of the group's size | group_size => rollouts_per_examples | rejected
 a misspelt algorithm | orchestrator.algo => orchestrator.alog | rejected
@@ -376,9 +349,6 @@ a misspelt list of sources | train.source => train.sources | rejected
 a misspelt filter | filter_zero_adv => filter_zero_add | rejected
 a misspelt orchestrator | [orchestrator => [orchestator | rejected
 supervised samples | "grpo" => "sft" | theirs
-a mode of 0.6 with its own loss | size = 8 => size = 8; training_mode = "opd" & \
-    [orchestrator.algo]; type = "grpo" => | theirs | 0.6.0
-a list of modes | group_size => training_mode = ['opd']; group_size | rejected | 0.6.0
 echo with an alpha of one role | "grpo" => "echo"; roles.user.alpha = 0.1 | unseen
 echo with two roles | "grpo" => "echo"; roles = { user = { alpha = 0.3 }, tool = {} } | unseen
 echo as it is by default | "grpo" => "echo" | unseen
@@ -387,13 +357,8 @@ groups of one completion | = 8 => = 1 & filter_zero_advantages = false => | drop
 a misspelt size of the group | group_size => group_sise & filter_zero_advantages = false => | rejected
 groups without a size | group_size => # group_size & filter_zero_advantages = false => | dropped
 groups without a size in 0.8.0 | group_size => # group_size & filter_zero => # filter_zero | dropped | 0.8.0
-groups without a size in 0.6.0 | group_size => # group_size & filter_zero => # filter_zero | dropped | 0.6.0
-groups without a size in 0.5.0 | group_size => # group_size & filter_zero => # filter_zero | dropped | 0.5.0
 groups of one that are not filtered | group_size = 8 => group_size = 1 | unseen
-groups of one in 0.5 | group_size = 8 => rollouts_per_example = 1 | unseen | 0.5.0
-groups of one by an advantage of 0.6 | group_size = 8 => advantage.type = 'default' & \
-    [orchestrator.algo]; type = "grpo" => | unseen | 0.6.0
-groups of one for max_rl | "grpo" => "max_rl" & group_size => # group_size | dropped | 0.7.0
+groups of one for max_rl | "grpo" => "max_rl" & group_size => # group_size | dropped | 0.8.0
 nucleus sampling beside a ratio to the rollouts | + [orchestrator.train.sampling]; top_p = 0.9 | unseen
 top_k for vLLM beside a ratio | + [orchestrator.train.sampling]; extra_body = { top_k = 20 } | unseen
 groups of one in a source | name = "mine" => name = "mine"; group_size = 1 | unseen
@@ -404,23 +369,14 @@ WITH_BOTH = """
 a colon in the import path | prime_rl_plugin.loss_fn => prime_rl_plugin:loss_fn
 no module in the import path | composer_plugins.adapters.prime_rl_plugin.loss_fn => loss_fn
 a policy beside a function that has one | prime_rl_plugin.loss_fn => prime_rl_plugin.cispo
-a pair on v0.6 | hint_weight = 0.1; replay_weight = 1 => replay_weight = 2.5 | | 0.6.0
-a hint on v0.6 | hint_weight = 0.1; replay_weight = 1 => hint_weight = 0.25 | | 0.6.0
-a hint on v0.5 without a teacher | hint_weight = 0.1; replay_weight = 1 => hint_weight = 0.25 | | 0.5.0
-a pair on the newest, whose divisor cancels it | hint_weight = 0.1; replay_weight = 1 => \
-    replay_weight = 2.5 | | HEAD
 a misspelt table | [trainer.loss => [trainer.los | rejected
 a loss at the top of a file for `rl` | [trainer.loss => [loss | rejected
 equal rewards are dropped, and with them the hint | advantages = false => advantages = true | dropped
 the filter of equal rewards by default | hint_weight = 0.1 => & filter_zero => # filter_zero | dropped
-equal rewards in 0.9 | replay_weight => # replay_weight & filter_zero => # filter_zero | dropped | 0.9.0
 a gate of the curriculum | env.taskset => curriculum.gates.x.type = "advantage_range"; env.taskset | dropped
-an old filter by difficulty | replay_weight = 1 => [orchestrator.buffer]; \
-    online_difficulty_filtering = true; [teacher_inference] | dropped | 0.5.0
 an algorithm with a loss of its own | "grpo" => "opsd" & replay_weight = 1 => | theirs
 a source with a loss of its own | + [[orchestrator.train.source]]; name = "other"; algo.type = "opd" | theirs
 a filter, and nothing said of enforce | "grpo" => @MINE & + @FILTERS | dropped | 0.8.0
-a filter enforced in 0.7 | "grpo" => @MINE & + @FILTERS; enforce = true | dropped | 0.7.0
 the filters as they are by default | "grpo" => @MINE | dropped | 0.8.0
 a filter of the batch, in a later release | filter_zero => # filter_zero & + @FILTERS | dropped
 the echo filter, and the zero-advantage filter left on | type = "grpo" => @ECHO & + @FILTERS; enforce = true \
@@ -432,27 +388,13 @@ OWN = """
 a type that PRIME-RL does not have | type = "gspo" | rejected
 a type that is a table | type = { a = 1 } | rejected
 its default | type = "default"
-its default of 0.5 | type = "default" | | 0.5.0
-its default of 0.4 | type = "default" | | 0.4.0
-its default of 0.4 by token | ratio_type = "token" | | 0.4.0
-a mask of 10 | type = "default"; dppo_mask_high = 10.0; kl_tau = 0.0 | | 0.6.0
-its default where it is gone | type = "default"; dppo_mask_high = 0.3 | rejected | 0.9.0
+a mask of 10 | type = "default"; dppo_mask_high = 10.0; kl_tau = 0.0
 its default without the type | kl_tau = 0.0 | | 0.8.0
-its new default without the type | eps = 0.2 | | 0.9.0
 a misspelt option of its default | type = "default"; dppo_mask_hihg = 0.3 | rejected | 0.8.0
 an option of an older default | type = "default"; ipo_mask_low = 0.3 | rejected | 0.8.0
 a string as a bound | type = "default"; dppo_mask_high = "0.3"; kl_tau = 0.1 | rejected | 0.8.0
-a string as the teacher's weight | type = "default"; teacher_tau = "0.3"; kl_tau = true | rejected | 0.5.0
-a number as score centering | type = "ipo"; score_centering = 1 | rejected | 0.9.0
-its ppo | type = "ppo"; ratio_high = 1.3; max_importance_ratio = 10.0 | | 0.9.0
-its ppo with a bound above 1 | type = "ppo"; ratio_low = 1.5 | | 0.9.0
 a misspelt threshold of its ipo | type = "ipo"; ipo_treshold = 0.2 | rejected | 0.8.0
-its score centering | type = "ipo"; score_centering = true | | 0.9.0
-a type of a later release | type = "cispo" | rejected | 0.8.0
-supervised training | type = "sft" | | 0.5.0
-supervised training in 0.6 | type = "sft" | rejected | 0.6.0
-supervised training in 0.8 | type = "sft" | rejected | 0.8.0
-supervised training in the newest | type = "sft" | rejected | HEAD
+supervised training | type = "sft" | rejected | 0.8.0
 """
 
 # All that is in the file.
@@ -474,7 +416,6 @@ an orchestrator's own file | group_size = 8; [sampling]; temperature = 0.8; [[en
 echo in an orchestrator's own file | group_size = 2; algo.type = "echo" | unseen
 the file of a server | [model]; name = 'x'; [server]; port = 1; [parallel]; tp = 2 | elsewhere
 the file of supervised training | [data]; type = 'sft'; name = 'd'; [model]; name = 'x' | elsewhere
-a mode of 0.6 with its own loss, and no loss | [orchestrator]; training_mode = "opd" | theirs | 0.6.0
 """
 
 # Options of our echo filter.
@@ -619,8 +560,7 @@ def row(case: Case) -> Row:
         return Row(case.name, "", *said([(STAMPED, case.stamps)]))
     try:
         found = find(case.text, case.version, **case.answers)
-        # What is said of every file for a version that is newer than tested is left out.
-        told = findings_in_words(one for one in found if one.key != "prime-rl")
+        told = findings_in_words(found)
     except ConfigError as error:
         told = in_words(error)
     made = Row(case.name, told, *said(_stages(case)), case.why)
@@ -647,14 +587,12 @@ def _stages(case: Case) -> Iterator[Stage]:
     if not case.called_with:
         return
     version = {NEWEST: "0.8.0"}.get(case.version, case.version)
-    generation = double.of_release(upstream.generation_of(version).since)
-    inputs = double.sequence(sample(0, 4, reference=case.called_with == "references"), generation)
+    inputs = double.sequence(sample(0, 4, reference=case.called_with == "references"))
     if case.called_with == "advantages by token":
         inputs.advantages = torch.linspace(-1, 1, len(inputs.advantages))
 
     def call(times: int = 1) -> None:
         with warnings.catch_warnings(), patch.object(prime_rl_plugin, "_losses", {}):
-            warnings.filterwarnings("ignore", "prime-rl: it is newer")
             if times > 1:  # what the first call warned of
                 warnings.filterwarnings("ignore", "(?!.*came with the first)")
             with patch.object(prime_rl_loss.upstream, "installed", lambda: version):

@@ -33,11 +33,8 @@ def refused(values: dict[str, Any]) -> ConfigError:
         ("gspo", "clip_ratio_high", "set clip_high, its name here"),
         ("grpo@verl", "cliprange", "set clip_low and clip_high, its names here"),
         ("cispo", "clip_ratio_high", "set clip_high, its name here"),
-        # The value differs: TRL caps the ratio at epsilon_high, and PRIME-RL at ratio_high.
+        # The value differs: TRL caps the ratio at epsilon_high.
         ("cispo", "epsilon_high", "set clip_high to epsilon_high - 1"),
-        ("cispo", "ratio_low", "set clip_low to 1 - ratio_low"),
-        ("ppo", "ratio_high", "set clip_high to ratio_high - 1"),
-        ("masked_is", "ratio_high", "set token_high, its name here"),
         ("dppo_tv", "clip_ratio_c", "set ratio_cap, its name here"),
         ("dppo_tv", "dppo_mask_high", "set tv_high, its name here"),
         ("ipo", "ipo_threshold", "set tv_low and tv_high, its names here"),

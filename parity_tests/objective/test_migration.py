@@ -11,7 +11,6 @@ from composer_plugins.adapters.prime_rl_plugin import own_losses
 from composer_plugins.adapters.prime_rl_plugin.surface import MODULE, parse
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError
-from composer_plugins.frameworks.prime_rl import TESTED
 from composer_plugins.losses.choosing import choose
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED
@@ -347,7 +346,7 @@ def test_the_deleted_default_of_prime_rl_runs_here(
 
 @pytest.mark.parametrize("kind", ["default", "ipo"])
 def test_every_option_of_prime_rls_losses_changes_the_objective(kind: str) -> None:
-    own = own_losses.find(kind, TESTED)
+    own = own_losses.find(kind)
     assert own is not None
     before = read("prime-rl", prime_rl(type=kind)).facts()
     for option in own.own:
@@ -398,21 +397,12 @@ def test_a_bound_is_small_only_if_usual_numbers_do_not_reach_it(value: float, is
 def test_what_the_doctor_calls_an_error_in_the_written_config_is_listed() -> None:
     alone = differences("prime-rl", ours(policy="reinforce", policy_weight=0.5), "verl")
     assert [one for one in alone if one.startswith(f"to correct in this config: {NODE}.policy_weight")]
-    hint = {
-        "algorithm": {"composer": {"hint_weight": 1.0, "hint_divergence": "sampled_token"}},
-        "actor_rollout_ref": {},
-    }
-    old = differences("verl", hint, "prime-rl", "0.6.0")
-    assert [
-        one for one in old if one.startswith("to correct in this config: trainer.loss.kwargs.hint_weight")
-    ]
-    assert not [one for one in differences("verl", hint, "prime-rl") if one.startswith("to correct")]
 
 
 def test_what_both_configs_ask_for_is_no_difference() -> None:
     hint = ours(policy="reinforce", hint_weight=0.1)
-    assert read("prime-rl", hint, "0.5.0").remarks  # the hint's teacher, the divisor
-    assert differences("prime-rl", hint, "prime-rl", "0.5.0") == []
+    assert read("prime-rl", hint).remarks  # the hint's teacher
+    assert differences("prime-rl", hint, "prime-rl") == []
 
 
 def test_a_parameter_that_is_none_is_in_the_toml_too() -> None:
@@ -465,22 +455,16 @@ def test_there_and_back_again_nothing_differs(pair: tuple[str, str]) -> None:
     assert exact > 20
 
 
-@pytest.mark.parametrize(
-    ("version", "expected"),
-    [
-        ("0.5.0", {"rollouts_per_example": 8, "sampling": {"temperature": 0.7}}),
-        ("0.6.0", {"group_size": 8, "train": {"sampling": {"temperature": 0.7}}}),
-        (None, {"algo": {"type": "max_rl"}, "group_size": 8, "train": {"sampling": {"temperature": 0.7}}}),
-    ],
-)
-def test_an_older_prime_rl_gets_the_options_that_it_has(version: str | None, expected: Table) -> None:
+def test_prime_rl_gets_the_options_that_it_has() -> None:
     table = {"algorithm": {"adv_estimator": "composer", "composer": {"advantage": "maxrl"}}}
     changed(table, {GROUP_SIZE: 8, f"{ROLLOUT}.temperature": 0.7})
-    found = migrate(read("verl", table), "prime-rl", version)
-    assert found.table["orchestrator"] == expected
-    again = read("prime-rl", tomllib.loads(found.text), version)
+    found = migrate(read("verl", table), "prime-rl")
+    sampling = {"sampling": {"temperature": 0.7}}
+    assert found.table["orchestrator"] == {"algo": {"type": "max_rl"}, "group_size": 8, "train": sampling}
+    again = read("prime-rl", tomllib.loads(found.text))
     assert (again.group_size, again.temperature) == (8, 0.7)
-    assert ("advantage" in [one.what for one in found.differences]) is (version is not None)
+    with pytest.raises(ConfigError, match="PRIME-RL 0.7.0 is older than 0.8.0"):
+        migrate(read("verl", table), "prime-rl", "0.7.0")
 
 
 @pytest.mark.parametrize(

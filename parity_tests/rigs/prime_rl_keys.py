@@ -4,14 +4,14 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOTS = ("prime_rl/configs/rl.py", "prime_rl/rl.py")  # since 0.5, and before
+ROOT = "prime_rl/configs/rl.py"
 FOLDERS = ("src", "packages/prime-rl-configs/src")
 
 
 def keys(checkout: Path) -> set[str]:
     """Every dotted key of an rl.toml; the keys of a list's tables have no number."""
     folders = [checkout / one for one in FOLDERS]
-    root = next(one / name for one in folders for name in ROOTS if (one / name).is_file())
+    root = next(one / ROOT for one in folders if (one / ROOT).is_file())
     return {*Reader(folders).fields(root, "RLConfig")}
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from parity_tests.rigs.prime_rl_doubles import WithWeights
+from parity_tests.rigs.prime_rl_doubles import LossInputs
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Trace:
 
 @dataclass
 class TrainingSample:
-    """Of PRIME-RL 0.7 and later: every stream one number per token."""
+    """Every stream one number per token."""
 
     token_ids: list[int]
     mask: list[bool]
@@ -57,16 +57,15 @@ class TrainingSample:
 
 @dataclass
 class OldSample:
-    """Of PRIME-RL 0.6."""
+    """Of an older PRIME-RL."""
 
     token_ids: list[int]
     mask: list[bool]
-    teacher_logprobs: list[float] | None = None
 
 
 @dataclass
 class Rollout(Trace):
-    """Of PRIME-RL 0.7 and 0.8, whose samples are made before the algorithm looks at it."""
+    """Of PRIME-RL 0.8, whose samples are made before the algorithm looks at it."""
 
     samples: list[TrainingSample] | list[OldSample] = field(default_factory=list)
 
@@ -99,7 +98,7 @@ def samples(trace: Trace) -> list[TrainingSample]:
     return made
 
 
-def inputs(made: Sequence[TrainingSample], dtype: torch.dtype = torch.float64) -> list[WithWeights]:
+def inputs(made: Sequence[TrainingSample], dtype: torch.dtype = torch.float64) -> list[LossInputs]:
     """What the loss is given for samples packed together: a stream that one has, all have."""
     with_reference = any(sample.ref_logprobs is not None for sample in made)
     with_weights = any(sample.rl_weights is not None for sample in made)
@@ -111,7 +110,7 @@ def inputs(made: Sequence[TrainingSample], dtype: torch.dtype = torch.float64) -
         weights = torch.tensor(sample.rl_weights or [1.0] * count, dtype=dtype)
         mask = torch.tensor(sample.mask)
         given.append(
-            WithWeights(
+            LossInputs(
                 logprobs.clone().requires_grad_(),
                 logprobs,
                 reference if with_reference else None,

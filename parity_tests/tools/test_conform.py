@@ -252,7 +252,7 @@ def test_nan_is_equal_to_nan_alone_and_a_shape_to_itself(ours: Tensor, theirs: T
 
 
 def test_a_checkout_has_the_version_of_its_tag_and_else_says_that_it_has_none(tmp_path: Path) -> None:
-    assert version_of(tmp_path, "v0.8.0") == "without git, with the losses of v0.8.0"
+    assert version_of(tmp_path) == "without git"
 
 
 def test_a_folder_that_is_no_checkout_of_prime_rl_is_an_error(tmp_path: Path) -> None:

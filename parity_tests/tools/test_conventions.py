@@ -682,13 +682,13 @@ class Out(NamedTuple):
     loss: torch.Tensor
     metrics: dict
 def teacher(inputs, weight=0.1):
-    t = inputs.teacher_logprobs
+    t = inputs.ref_logprobs
     a = inputs.advantages
     if t is not None:
         a = a + weight * (t - inputs.trainer_logprobs).detach()
     return Out(-torch.where(inputs.loss_mask, a * inputs.trainer_logprobs, 0.0).sum(), {})
 def distilled(inputs):
-    signal = (inputs.teacher_logprobs - inputs.trainer_logprobs).detach()
+    signal = (inputs.ref_logprobs - inputs.trainer_logprobs).detach()
     away = inputs.trainer_logprobs - inputs.inference_logprobs
     clipped = torch.where(inputs.advantages > 0, away > 0.2, away < -0.2)
     return Out(-torch.where(inputs.loss_mask & ~clipped, signal * away.exp(), 0.0).sum(), {})
@@ -743,10 +743,9 @@ IN_THE_WILD: list[tuple[str, str, str, int, str]] = [
     (FOUR_MODES, "loss", "--as tinker --version 0.5.0", 2, "one version of tinker alone"),
     (FOUR_MODES, "four", "--as verl --version 0.6.0", 0, "0 failed"),
     (FOUR_MODES, "four", "--as verl --version 0.6.1", 1, "--version 0.6.0 checks it for that"),
-    (LOSS_INPUTS, "teacher", "--as prime-rl", 0, "as prime-rl 0.6.0 calls it): 15 passed, 0 failed"),
-    (LOSS_INPUTS, "teacher", "--as prime-rl --version 0.6.0 --option weight=0.2", 0, "0 failed"),
+    (LOSS_INPUTS, "teacher", "--as prime-rl --version 0.8.0 --option weight=0.2", 1, "log_weights"),
     (LOSS_INPUTS, "teacher", "--as prime-rl --option wieght=0.2", 2, "did you mean 'weight'?"),
-    (LOSS_INPUTS, "teacher", "--as prime-rl --version 0.7.0", 1, "no attribute 'teacher_logprobs'"),
+    (LOSS_INPUTS, "teacher", "--as prime-rl --version 0.7.0", 2, "0.7.0 is older than 0.8.0, the oldest"),
     (LOSS_INPUTS, "distilled", "--as prime-rl", 0, "nothing where the policies are equal"),
     (LOSS_INPUTS, "replaced", "--as prime-rl", 0, "as prime-rl calls it): 16 passed, 0 failed"),
     (OF_SKYRL, "cispo", "--as skyrl", 0, "without rollout_logprobs: AssertionError"),

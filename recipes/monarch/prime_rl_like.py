@@ -28,7 +28,7 @@ KWARGS = {"policy": "dppo_tv@prime-rl"}  # what would be in [trainer.loss.kwargs
 
 @dataclass
 class LossInputs:
-    """What PRIME-RL 0.7 and later gives a custom loss: one sequence, [tokens] each."""
+    """What PRIME-RL gives a custom loss: one sequence, [tokens] each."""
 
     trainer_logprobs: Tensor
     inference_logprobs: Tensor

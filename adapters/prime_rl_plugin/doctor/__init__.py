@@ -6,7 +6,6 @@ checks here find mistakes that PRIME-RL accepts, or that it reports only after t
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,9 @@ from composer_plugins.adapters.prime_rl_plugin.doctor.channels import (
 )
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import (
     NOT_LISTED,
+    WITH_ADVANTAGES,
     Run,
-    as_rl,
-    assumed,
     not_known,
-    of_other_releases,
     read,
     routed,
     table,
@@ -47,7 +44,7 @@ from composer_plugins.adapters.prime_rl_plugin.surface import (
 from composer_plugins.config import ComposerConfig
 from composer_plugins.diagnosis import Examination, Target, ask
 from composer_plugins.errors import ConfigError, did_you_mean, near
-from composer_plugins.findings import Finding, Severity
+from composer_plugins.findings import Finding
 from composer_plugins.frameworks import prime_rl
 from composer_plugins.frameworks.contract import NamedLoss
 from composer_plugins.frameworks.prime_rl import Generation
@@ -71,26 +68,16 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
     question["config"] = (*own_class, run.config) if target.version is None else None
     facts = ask(target.python, Path(probe.__file__), json.dumps(question, default=str))
     release, features = facts["prime_rl"]
-    by_features = upstream.generation_by_features(features) if target.version is None else None
     release = release if target.version is None else target.version
-    generation = by_features or upstream.generation_of(release)
-    whole = as_rl(run.config, run.kind)
-    nearest = upstream.release_of(generation.since)
-    with suppress(ConfigError):  # metadata may say another version than the source has
-        if release is not None and upstream.generation_of(release) is generation:
-            nearest = upstream.release_of(release)
-    if release is None and by_features is None:
-        nearest, generation = assumed(whole)
-    found = [*loss_table(run, generation), *newer_than_tested(generation)]
-    if release is not None and target.version is None and by_features is None:
-        problem = f"its metadata say {release}, and its source was not found: tag v0.5.0 says 0.4.0 there"
-        remedy = "name the version that you installed with --version"
-        found.append(Finding("warning", "prime-rl", problem, remedy))
+    by_features = upstream.generation_by_features(features) if target.version is None else None
+    of_number = upstream.generation_of(release)  # a ConfigError for one that is too old
+    generation = by_features or of_number
+    is_newer = upstream.is_newer(release) or (by_features is not None and not features[1])
+    found = [*loss_table(run), *newer_than_tested(is_newer)]
     if is_custom:
         found += import_path(run, facts, target.python)
-        asked, more = kwargs(run, generation)
+        asked, more = kwargs(run)
         found += more
-        found += [*denominators(run, generation), *namesake(run, generation)]
         found += channels(run, asked, generation, facts["plugins"])
         if function(run):
             found += unweighted(run, asked, generation, facts["plugins"])
@@ -102,14 +89,6 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
     found += [one for one in echo_terms(run) if one.key not in reported]
     if run.kind == prime_rl.ORCHESTRATOR:  # whose options are at the top
         found = [one.without(NOT_LISTED) for one in found]
-    others = of_other_releases(whole, nearest)
-    if facts["rejected"] is not None:
-        others = {key: others[key] for key, *_ in facts["rejected"] if key in others}
-    severity: Severity = "warning" if release is None and by_features is None else "error"
-    above = "" if run.is_for_rl else f"{run.kind}."
-    for key, told in others.items():
-        problem, remedy = (text.replace(above, "") for text in told)
-        found.append(Finding(severity, key.removeprefix(above), problem, remedy))
     found += names(run, facts["rejected"], {one.key for one in found if one.severity == "error"})
     compared = against(target, release, generation, by_features is not None)
     compared += f"; read as {prime_rl.FILE_NAMES[run.kind]}"
@@ -133,8 +112,7 @@ def names(run: Run, rejected: list[list[Any]] | None, reported: set[str]) -> Ite
 
 def against(target: Target, release: str | None, generation: Generation, is_by_features: bool) -> str:
     """Which PRIME-RL the file was compared with, and how that is known."""
-    end = f" up to {generation.until}" if generation.until else ""
-    end = " up to commit 559b447" if generation is prime_rl.TESTED else end
+    end = " up to commit 559b447" if generation is prime_rl.TESTED else ""
     how = f"{release or 'it'} is installed for {target.python}"
     how += ", and its source has these features" if is_by_features else ""
     if release is None and not is_by_features:
@@ -144,7 +122,7 @@ def against(target: Target, release: str | None, generation: Generation, is_by_f
     return f"the contract of PRIME-RL {generation.since}{end} ({how})"
 
 
-def loss_table(run: Run, generation: Generation) -> Iterator[Finding]:
+def loss_table(run: Run) -> Iterator[Finding]:
     """Whether there is a table of type "custom", and whether it has options that PRIME-RL does not know."""
     if run.kind == prime_rl.SFT:
         problem = f"this is {prime_rl.FILE_NAMES[run.kind]}, which has no policy loss"
@@ -167,14 +145,14 @@ def loss_table(run: Run, generation: Generation) -> Iterator[Finding]:
             yield Finding("error", name, problem, f"rename it to [{key}.kwargs]")
     if run.loss is None:
         problem, remedy = "there is no such table, so PRIME-RL trains with its own loss", ours
-        found, everything = routed(run.config, run.sources)
+        found, everything = routed(run.sources)
         if everything and found:
             problem += f", which is {found[0].own} for {found[0].name!r}: such a table would have no effect"
-            remedy = f"leave it, or {found[0].instead}, and {ours}"
+            remedy = f"leave it, or {WITH_ADVANTAGES}, and {ours}"
         yield Finding("warning", key, problem, remedy)
         return
     kind = run.loss.get("type")
-    own = own_losses.find(own_losses.default_kind(generation) if kind is None else kind, generation)
+    own = own_losses.find(own_losses.DEFAULT_KIND if kind is None else kind)
     if kind == "custom":
         yield from _misplaced(run)
     elif extra := [name for name in ("import_path", "kwargs") if name in run.loss]:
@@ -183,10 +161,8 @@ def loss_table(run: Run, generation: Generation) -> Iterator[Finding]:
         yield Finding("error", f"{key}.type", problem, f'set type = "custom" in [{key}]')
     elif own is not None:
         wrong = {error.key: error for error in own_losses.wrong_options(own, run.loss, key)}
-        yield _own_loss(run.loss, wrong, key, own, generation)
+        yield _own_loss(run.loss, wrong, key, own)
         yield from wrong.values()
-    elif kind == prime_rl.SUPERVISED:
-        yield _supervised(key, ours, generation)
     else:
         name = kind if isinstance(kind, str) and kind in FUNCTIONS else "loss_fn"
         problem = f'it is {kind!r}, and PRIME-RL has only its own losses and "custom"'
@@ -194,24 +170,11 @@ def loss_table(run: Run, generation: Generation) -> Iterator[Finding]:
         yield Finding("error", f"{key}.type", problem, remedy)
 
 
-def _supervised(key: str, ours: str, generation: Generation) -> Finding:
-    """The type "sft", which only 0.5 has."""
-    kind, since = prime_rl.SUPERVISED, prime_rl.SUPERVISED_IN.since
-    if generation is prime_rl.SUPERVISED_IN:
-        problem = f"{kind!r} is PRIME-RL's own cross-entropy on the rollouts: rewards have no effect"
-        remedy = f"keep it to train without rewards; otherwise {ours}"
-        return Finding("warning", f"{key}.type", problem, remedy)
-    problem = f"PRIME-RL {generation.since} has no loss of this type: PRIME-RL {since} has it"
-    now = prime_rl.SUPERVISED_NOW.get(generation)
-    remedy = f"to train without rewards set {now}, and remove it here; otherwise {ours}" if now else ours
-    return Finding("error", f"{key}.type", problem, remedy)
-
-
 def _misplaced(run: Run) -> Iterator[Finding]:
     """Options beside import_path and kwargs, with the name and the place that they have in `loss_fn`."""
     assert run.loss is not None
     key = run.loss_key
-    problem = f"[{key}] has no such option: PRIME-RL ignores it before v0.6, and rejects it later"
+    problem = f"[{key}] has no such option: PRIME-RL rejects it"
     for name in sorted(run.loss.keys() - prime_rl.LOSS_OPTIONS):
         remedy = f"move it to [{key}.kwargs]"
         if nearest := near(name, prime_rl.LOSS_OPTIONS - run.loss.keys()):
@@ -227,28 +190,18 @@ def _misplaced(run: Run) -> Iterator[Finding]:
         yield Finding("error", f"{key}.{name}", problem, remedy)
 
 
-def _own_loss(
-    loss: Mapping[str, Any], wrong: Collection[str], key: str, own: NamedLoss, generation: Generation
-) -> Finding:
+def _own_loss(loss: Mapping[str, Any], wrong: Collection[str], key: str, own: NamedLoss) -> Finding:
     """One of PRIME-RL's own losses, with the options of ours that give the same loss but for wrong ones."""
     rest = {name: value for name, value in loss.items() if f"{key}.{name}" not in wrong}
     kwargs, differences = own_losses.kwargs_of(own, rest)
     differences += [f"{name} is left out" for name in loss if name not in rest]
-    is_here, kind = own_losses.is_in(own, generation), own.options["type"]
-    if is_here and (divisor := own_losses.divisor(own, loss, generation)) != generation.denominator:
-        differences.append(f"the sum is divided by {generation.denominator} and not by {divisor}")
-    problem = f"{kind!r} is PRIME-RL's own loss"
-    if not is_here:
-        problem = f"PRIME-RL {generation.since} has no loss of this type"
-        problem += f": PRIME-RL {own_losses.versions(own)} has it"
-    elif kind == "default":
-        problem += ", which newer PRIME-RL does not have (#3418)"
+    problem = f"{own.options['type']!r} is PRIME-RL's own loss"
     same = [f'import_path = "{MODULE}.{"loss_fn" if "policy" in kwargs else "dppo"}"']
     same += [f"kwargs.{name} = {own_losses.inline(value)}" for name, value in kwargs.items()]
     remedy = f'set type = "custom", {" and ".join(same)}, which is that loss'
     if differences:
         remedy += f", except that {', and '.join(differences)}"
-    return Finding("warning" if is_here else "error", f"{key}.type", problem, remedy)
+    return Finding("warning", f"{key}.type", problem, remedy)
 
 
 def import_path(run: Run, facts: dict[str, Any], python: str) -> Iterator[Finding]:
@@ -350,7 +303,7 @@ def function(run: Run) -> str:
     return name if module == MODULE and name in FUNCTIONS else ""
 
 
-def kwargs(run: Run, generation: Generation) -> tuple[Requested, list[Finding]]:
+def kwargs(run: Run) -> tuple[Requested, list[Finding]]:
     """The channels that one of our functions is asked for, and what is wrong with its kwargs."""
     assert run.loss is not None
     key, given = f"{run.loss_key}.kwargs", run.loss.get("kwargs", {})
@@ -362,15 +315,9 @@ def kwargs(run: Run, generation: Generation) -> tuple[Requested, list[Finding]]:
         parsed = parse(given, function(run), key)
     except ConfigError as error:
         return requested(given), Finding.all_from(error)
-    found, option = list(findings(parsed, generation, key)), upstream.SUPPORT_OPTION
-    is_returned = table(run.config, "inference").get(option) is True
-    is_passed_on = generation is prime_rl.HEAD
-    if parsed.learns_from_support and is_passed_on and run.is_for_rl and not is_returned:
-        problem = f"it is not true, so policy {parsed.policy.name!r} gets none of the log-probabilities"
-        remedy = "set it to true, and top_p in [orchestrator.train.sampling], which gives each token a mask"
-        found.append(Finding("warning", f"inference.{option}", problem, remedy))
+    found = list(findings(parsed, key))
     old = parsed.config.old_policy == "rollout" or parsed.rollout_correction or parsed.hint
-    if (old or "rollout_logprobs" in parsed.policy.loss.needs) and not parsed.learns_from_support:
+    if old or "rollout_logprobs" in parsed.policy.loss.needs:
         found += cut_rollouts(run)
     return parsed.requested, found
 
@@ -386,36 +333,3 @@ def named_policy(run: Run) -> Loss | None:
     """The row of the policy that is named for one of our functions, whatever else may be wrong."""
     fixed = PRESETS[function(run)].options if function(run) in PRESETS else {}
     return chosen_policy(DEFAULTS | fixed, table(run.loss, "kwargs"))
-
-
-def namesake(run: Run, generation: Generation) -> Iterator[Finding]:
-    """A function of ours with the name of a loss of a newer PRIME-RL's own, which has other numbers."""
-    name = function(run)
-    own = [
-        one for one in prime_rl.LOSSES if one.options["type"] == name and own_losses.is_in(one, generation)
-    ]
-    if own and generation in prime_rl.UNTESTED:
-        problem = (
-            f"PRIME-RL {generation.since} has a loss {name!r} of its own, with other numbers than this one"
-        )
-        remedy = f'leave it if you mean {PRESETS[name].options}; otherwise set type = "{name}"'
-        yield Finding("info", f"{run.loss_key}.import_path", problem, remedy)
-
-
-def denominators(run: Run, generation: Generation) -> Iterator[Finding]:
-    """What v0.4 and v0.5 divide a sum by, and that v0.4's `rl` starts no custom loss at all."""
-    key = f"{run.loss_key}.type"
-    if generation is prime_rl.GENERATIONS[0] and run.is_for_rl:
-        problem = "`rl` of PRIME-RL 0.4 reads trainer.loss.teacher_tau, which a custom loss does not have"
-        remedy = "upgrade to 0.6 or later, or start trainer and orchestrator by themselves"
-        yield Finding("error", key, problem, remedy)
-    effect = {
-        prime_rl.MICRO_BATCHES: "the number of micro-batches, so the step grows with the tokens in one",
-        prime_rl.OWN_TOKENS: "each rank's own tokens, so the weight of a token depends on its rank",
-    }.get(generation.denominator)
-    if effect is not None:
-        problem = (
-            f"PRIME-RL {generation.since} divides a custom loss, which is a sum over tokens, by {effect}"
-        )
-        remedy = "upgrade to 0.6 or later, which divides by the tokens of the global batch"
-        yield Finding("warning", key, problem, remedy)

@@ -7,18 +7,18 @@ from composer_plugins.adapters.prime_rl_plugin import upstream
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import (
     ECHO_FILTER,
     NOT_LISTED,
-    OF_RL,
+    WITH_ADVANTAGES,
     Run,
     Source,
     routed,
     table,
 )
 from composer_plugins.adapters.prime_rl_plugin.store import KINDS, Store
-from composer_plugins.adapters.prime_rl_plugin.surface import Requested, not_available
+from composer_plugins.adapters.prime_rl_plugin.surface import Requested
 from composer_plugins.errors import ComposerError, unknown
 from composer_plugins.findings import Finding
 from composer_plugins.frameworks import prime_rl
-from composer_plugins.frameworks.prime_rl import ECHO, NODE, ROUTED, TEACHER, TESTED, Generation
+from composer_plugins.frameworks.prime_rl import ECHO, NODE, ROUTED, TESTED, Generation
 from composer_plugins.objective.rules import cut_sampling
 
 # Words in the source of an environment that stamps: our functions, verifiers' fields, PRIME-RL's own stream.
@@ -40,11 +40,9 @@ def channels(run: Run, asked: Requested, generation: Generation, words: Words) -
             yield Finding("info", f"{run.loss_key}.kwargs", problem, remedy)
         return
     yield from _routed_past(run, asked)
-    if not asked.any or list(not_available(asked, generation)):
+    if not asked.any:
         return
     yield from _filtered_out(run, asked, generation)
-    if generation.hint == TEACHER:
-        yield from _no_teacher(run, asked)
     for source in run.sources:
         if source.algo.name not in ROUTED:
             yield from _never_stamped(source, asked, generation, words)
@@ -52,7 +50,7 @@ def channels(run: Run, asked: Requested, generation: Generation, words: Words) -
 
 def unweighted(run: Run, asked: Requested, generation: Generation, words: Words) -> Iterator[Finding]:
     """Pairs that are stamped without `replay_weight`: their tokens train nothing."""
-    if asked.replay or not generation.replay:
+    if asked.replay:
         return
     for source in run.sources:
         who = "" if source.algo.name in ROUTED else _stamps_pairs(source, asked, generation, words)
@@ -67,10 +65,10 @@ def unweighted(run: Run, asked: Requested, generation: Generation, words: Words)
 def groups_of_one(run: Run, asked: Requested, generation: Generation) -> Iterator[Finding]:
     """Groups of one completion, whose reward is the group's mean: every advantage is 0."""
     orchestrator = table(run.config, "orchestrator")
-    if not orchestrator or orchestrator.get("training_mode") in tuple(ROUTED):
+    if not orchestrator:
         return
-    unset = f"orchestrator.{prime_rl.GROUP_SIZES[generation.hint == TEACHER]}"
-    dropped = generation.hint != TEACHER and list(_filtered_out(run, asked, generation))
+    unset = f"orchestrator.{prime_rl.GROUP_SIZE}"
+    dropped = list(_filtered_out(run, asked, generation))
     effect = f", and only {asked.any} trains" if asked.any else ""
     effect = ", and PRIME-RL drops such samples and ends after 10 empty batches" if dropped else effect
     remedy = "set it to 2 or more, unless the environment's episodes have several agents"
@@ -99,7 +97,7 @@ def cut_rollouts(run: Run) -> Iterator[Finding]:
 def echo_terms(run: Run) -> Iterator[Finding]:
     """What the algorithm "echo" trains beside the policy loss, with a cross-entropy of PRIME-RL's own."""
     for key, term in {one.algo.key: one.algo.echo for one in run.sources if one.algo.echo}.items():
-        own = ROUTED[prime_rl.SUPERVISED]
+        own = ROUTED["sft"]
         problem = f"'echo' also trains {term}, with PRIME-RL's own {own} and not with this loss"
         remedy = 'leave it if you mean that; otherwise set type = "grpo"'
         yield Finding("warning", key, problem, remedy)
@@ -137,7 +135,7 @@ def _stamps_pairs(source: Source, asked: Requested, generation: Generation, word
         has_pairs = "replay" in kinds if isinstance(kinds, list) else not asked.hint
         if "store" in options and has_pairs:
             return "echo_filter"
-    if generation.replay == NODE:
+    if generation.stamps == NODE:
         plugins = source.plugins.values()
         return next((name for name in plugins if "stamp_replay_pair" in (words.get(name) or ())), "")
     return ""
@@ -145,13 +143,10 @@ def _stamps_pairs(source: Source, asked: Requested, generation: Generation, word
 
 def _routed_past(run: Run, asked: Requested) -> Iterator[Finding]:
     """Samples that PRIME-RL trains with a loss of its own, without calling a custom loss."""
-    mode = table(run.config, "orchestrator").get("training_mode", "")
-    if not isinstance(mode, str):
-        yield Finding("error", prime_rl.TRAINING_MODE, f"it is {mode!r}, not a word", OF_RL)
-    found, everything = routed(run.config, run.sources)
+    found, everything = routed(run.sources)
     for one in found:
         problem = f"PRIME-RL trains the samples of {one.name!r} with its own {one.own}, not with this loss"
-        remedy = one.instead
+        remedy = WITH_ADVANTAGES
         if asked.any:
             problem += f", so {asked.any} has no effect on them"
         if asked.hint and one.own == OWN_STREAM:
@@ -164,24 +159,16 @@ def _filtered_out(run: Run, asked: Requested, generation: Generation) -> Iterato
     orchestrator = table(run.config, "orchestrator")
     lost = f"it drops samples of advantage 0, and {asked.any} has no effect on them"
     listed = {"pre_batch_filters", "post_batch_filters"} & orchestrator.keys()
-    if generation.hint == NODE and not listed:
+    if generation.stamps == NODE and not listed:
         train = table(orchestrator, "train")
         option = prime_rl.NEWEST_OPTION
-        if generation in prime_rl.ALWAYS_FILTERED:
-            dropped = "since #3463 PRIME-RL always drops samples of advantage 0"
-            problem = f"{dropped}, and {asked.any} has no effect on them"
-            remedy = f"to train groups of equal rewards use commit 559b447, where {option} can be false"
-            yield Finding("warning", f"{run.loss_key}.kwargs", problem, remedy)
-        elif train.get(option, True) is not False:
+        if train.get(option, True) is not False:
             value = "true" if option in train else "not set, which means true"
             remedy = f"set {option} = false in [orchestrator.train]"
             yield Finding("error", f"orchestrator.train.{option}", f"it is {value}, and {lost}", remedy)
         yield from _gated(train, lost)
-    elif listed or generation.hint != TEACHER:
+    else:
         yield from _batch_filters(orchestrator, lost)
-    elif table(orchestrator, "buffer").get("online_difficulty_filtering") is True:
-        key = "orchestrator.buffer.online_difficulty_filtering"
-        yield Finding("error", key, f"it is true, and {lost}", "set it to false")
 
 
 def _gated(train: dict[str, Any], lost: str) -> Iterator[Finding]:
@@ -197,7 +184,7 @@ def _gated(train: dict[str, Any], lost: str) -> Iterator[Finding]:
 
 
 def _batch_filters(orchestrator: dict[str, Any], lost: str) -> Iterator[Finding]:
-    """v0.6 to v0.8: the default list of filters after a batch has zero_advantage in it."""
+    """v0.8: the default list of filters after a batch has zero_advantage in it."""
     for slot in ("pre_batch_filters", "post_batch_filters"):
         key, listed = f"orchestrator.{slot}", orchestrator.get(slot)
         if listed is None:
@@ -213,19 +200,10 @@ def _batch_filters(orchestrator: dict[str, Any], lost: str) -> Iterator[Finding]
                 yield Finding("error", f"{key}.enforce", problem, f"set enforce = false in [[{key}]]")
 
 
-def _no_teacher(run: Run, asked: Requested) -> Iterator[Finding]:
-    """v0.4 and v0.5: a teacher model scores every sample."""
-    given = "teacher_model" in table(run.config, "orchestrator") or "teacher_inference" in run.config
-    given = given or bool(table(run.config, "deployment").get("num_teacher_gpus"))
-    if asked.hint and not (given or run.config.get("teacher_gpu_ids")):
-        problem = f"{asked.hint} is set, and without a teacher_model nothing fills teacher_logprobs"
-        yield Finding("error", TEACHER, problem, f"add [{TEACHER}] with its model and client")
-
-
 def _never_stamped(
     source: Source, asked: Requested, generation: Generation, words: Words
 ) -> Iterator[Finding]:
-    """Sources that nothing stamps: since v0.7 an echo filter can, and in the newest also the environment."""
+    """Sources that nothing stamps: an echo filter can, and since 0.8.1.dev52 the environment."""
     if source.algo.filter_path:
         kinds = table(source.algo.filter, "kwargs").get("kinds", list(KINDS))
         for phrase, kind in ((asked.hint, "reference"), (asked.replay, "replay")):
@@ -233,11 +211,11 @@ def _never_stamped(
                 problem = f"{phrase} is set, and the kinds {kinds!r} stamp no {kind}"
                 yield Finding("error", f"{source.algo.filter_key}.kwargs.kinds", problem, f"add {kind!r}")
         return
-    if generation.hint == ECHO:
+    if generation.stamps == ECHO:
         problem = f"{asked.any} is set, and {source.algo.name!r} stamps nothing before {TESTED.since}"
         remedy = f'set type = "echo" with filter.import_path = "{ECHO_FILTER}", or upgrade'
         yield Finding("error", source.algo.key, problem, remedy)
-    if generation.hint != NODE or source.key == NOT_LISTED:
+    if generation.stamps != NODE or source.key == NOT_LISTED:
         return
     found = {word for name in source.plugins.values() for word in words.get(name) or ()}
     absent = [name for name in source.plugins.values() if words.get(name) is None]

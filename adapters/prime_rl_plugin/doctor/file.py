@@ -5,18 +5,15 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from composer_plugins.adapters.prime_rl_plugin import own_losses, upstream
 from composer_plugins.adapters.prime_rl_plugin.surface import MODULE
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, did_you_mean, near, unknown
 from composer_plugins.findings import Finding
 from composer_plugins.frameworks import prime_rl
-from composer_plugins.frameworks.prime_rl import Generation
 from composer_plugins.objective.files import replaced, table_of
 from composer_plugins.objective.keys import not_understood
 
 ECHO_FILTER = f"{MODULE}.stored_stamps.echo_filter"  # which selects nothing for echo's cross-entropy
-OF_RL = f'set training_mode = "{prime_rl.MODE_OF_RL}"'
 WITH_ADVANTAGES = 'set type = "grpo", or another algorithm that assigns advantages'
 NOT_LISTED = "orchestrator"  # the key of a source that stands for those that the file does not list
 
@@ -82,9 +79,8 @@ class Routed(NamedTuple):
     """Samples that PRIME-RL trains with a loss of its own, and not with [trainer.loss]."""
 
     key: str
-    name: str  # of the algorithm, or of the mode of the run
+    name: str  # of the algorithm
     own: str  # the loss
-    instead: str  # what trains them with [trainer.loss]
 
 
 class Run(NamedTuple):
@@ -204,32 +200,6 @@ def keys(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
                 yield from keys(one, f"{above}{name}.")
 
 
-def assumed(config: Mapping[str, Any]) -> tuple[str, Generation]:
-    """The release that an rl.toml is for, where nothing else tells it, and its generation.
-
-    It is the newest tested one that has all keys of the file or, if none has, the most of them. A loss of
-    PRIME-RL's own that this one does not have tells another generation.
-    """
-    given = prime_rl.LIFETIMES.keys() & {*keys(config)}
-    absent = {one: sum(not prime_rl.is_in(key, one) for key in given) for one in prime_rl.RELEASES}
-    release = min(reversed(absent), key=lambda one: absent[one])
-    generation, kind = upstream.generation_of(release), table(config, "trainer", "loss").get("type")
-    if kind == prime_rl.SUPERVISED and "trainer" in config:
-        return prime_rl.SUPERVISED_IN.since, prime_rl.SUPERVISED_IN
-    own = own_losses.find(kind, generation)
-    if own is not None and not own_losses.is_in(own, generation):
-        generation = next(one for one in reversed(prime_rl.GENERATIONS) if own_losses.is_in(own, one))
-        release = upstream.release_of(generation.since if generation not in prime_rl.UNTESTED else "HEAD")
-    return release, generation
-
-
-def of_other_releases(config: Mapping[str, Any], release: str) -> dict[str, tuple[str, str]]:
-    """The problem and the remedy for each key of an rl.toml that others have, and this release has not."""
-    given = [key for key in dict.fromkeys(keys(config)) if key in prime_rl.LIFETIMES]
-    found = {key: prime_rl.of_another_release(key, release) for key in given}
-    return {key: told for key, told in found.items() if told}
-
-
 def unread(config: Mapping[str, Any], *checked: str) -> Iterator[str]:
     """The keys of an rl.toml that are not understood. Those of `checked` are looked at elsewhere."""
     algorithms = {one.algo.key for one in sources(config)}
@@ -253,25 +223,18 @@ def not_known(config: Mapping[str, Any], kind: str) -> Iterator[Finding]:
             beside = {one.removeprefix(above).partition(".")[0] for one in listed if one.startswith(above)}
             nearest = nearest or near(name, sorted(beside - given.keys()), completes=False)
         problem, remedy = "it is not understood, and it may bear on the loss", "correct it, or remove it"
-        if key.rpartition(".")[2] == prime_rl.INHERITED:
-            problem = "PRIME-RL 0.4 reads these files first, and they are not read here"
-            remedy = "give them before this file, or name them with @ on the command line"
         remedy = did_you_mean(nearest) if nearest else remedy
         yield Finding("warning", key.removeprefix(f"{kind}."), problem, remedy)
 
 
 def algorithm(holder: Mapping[str, Any], above: str) -> Algorithm | None:
-    """The algorithm that this table names; 0.4 to 0.6 have a table `advantage` in place of `algo`."""
-    for name in ("algo", "advantage"):
-        given, key = holder.get(name), f"{above}.{name}"
-        if name in holder and above == NOT_LISTED:  # null at a source is the orchestrator's, and here is none
-            given = "None" if given is None else given
-        if given and isinstance(given, dict):
-            kind = str(given.get("type", prime_rl.DEFAULT_ALGORITHM))
-            return Algorithm(kind, f"{key}.type", given, key)
-        if given:
-            return Algorithm(str(given), key, {}, key)
-    return None
+    """The algorithm that this table names."""
+    given, key = holder.get("algo"), f"{above}.algo"
+    if "algo" in holder and above == NOT_LISTED:  # null at a source is the orchestrator's, and here is none
+        given = "None" if given is None else given
+    if given and isinstance(given, dict):
+        return Algorithm(str(given.get("type", prime_rl.DEFAULT_ALGORITHM)), f"{key}.type", given, key)
+    return Algorithm(str(given), key, {}, key) if given else None
 
 
 def unknown_algorithms(listed: Iterable[Source]) -> Iterator[ConfigError]:
@@ -281,12 +244,11 @@ def unknown_algorithms(listed: Iterable[Source]) -> Iterator[ConfigError]:
     return (unknown(key, name, known, noun="algorithm") for key, name in wrong.items())
 
 
-def last_set(holders: Mapping[str, Any], *names: str) -> Setting:
-    """The option with one of these names; the last table that sets it wins."""
+def last_set(holders: Mapping[str, Any], name: str) -> Setting:
+    """The option of this name; the last table that sets it wins."""
     for above, holder in reversed([*holders.items()]):
-        for name in names:
-            if name in table(holder):
-                return Setting(holder[name], f"{above}.{name}")
+        if name in table(holder):
+            return Setting(holder[name], f"{above}.{name}")
     return Setting(None, "")
 
 
@@ -300,7 +262,6 @@ def sources(config: Mapping[str, Any]) -> Iterator[Source]:
     default = Algorithm(prime_rl.DEFAULT_ALGORITHM, f"{algo_key}.type", {}, algo_key)
     common = algorithm(orchestrator, NOT_LISTED) or default
     shared = {key: at(config, key) for key in prime_rl.SAMPLINGS}
-    # v0.8 has [[train.source]]; before, [[train.env]] and [[env]].
     tables = {key: at(config, key) for key in prime_rl.SOURCES}
     listed = [(key, one) for key, every in tables.items() if isinstance(every, list) for one in every]
     for key, one in listed or [(NOT_LISTED, orchestrator)]:
@@ -313,22 +274,17 @@ def sources(config: Mapping[str, Any]) -> Iterator[Source]:
             name=str(own.get("name") or own.get("id") or next(iter(plugins.values()), "")),
             table=own,
             algo=algorithm(own, key) or common,
-            group_size=last_set({NOT_LISTED: orchestrator, key: own}, *prime_rl.GROUP_SIZES),
+            group_size=last_set({NOT_LISTED: orchestrator, key: own}, prime_rl.GROUP_SIZE),
             temperature=last_set(samplings, "temperature"),
             samplings=samplings,
             plugins=plugins,
         )
 
 
-def routed(config: Mapping[str, Any], listed: Sequence[Source]) -> tuple[list[Routed], bool]:
+def routed(listed: Sequence[Source]) -> tuple[list[Routed], bool]:
     """The samples of these sources that no policy loss trains, and whether all of them are such samples."""
-    mode = table(config, "orchestrator").get("training_mode")
-    if isinstance(mode, str) and mode in prime_rl.TRAINING_MODES:
-        return [Routed(prime_rl.TRAINING_MODE, mode, prime_rl.TRAINING_MODES[mode], OF_RL)], True
     own = prime_rl.ROUTED
     found = [
-        Routed(one.algo.key, one.algo.name, own[one.algo.name], WITH_ADVANTAGES)
-        for one in listed
-        if one.algo.name in own
+        Routed(one.algo.key, one.algo.name, own[one.algo.name]) for one in listed if one.algo.name in own
     ]
     return list(dict.fromkeys(found)), all(one.algo.name in own for one in listed)

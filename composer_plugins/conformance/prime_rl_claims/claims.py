@@ -51,23 +51,20 @@ def compared(upstream: Upstream, table: Table, pack: Pack, scale: int) -> list[T
     return [loss.detach(), *gradients]
 
 
-def drawn(upstream: Upstream, seed: int) -> Pack:
+def drawn(seed: int) -> Pack:
     """A micro-batch of four sequences, one of a single token, with padding and now and then with weights."""
     spread = 1.0 if seed % 4 == 0 else 0.3
     samples = [drawn_inputs(seed + i, n, spread=spread) for i, n in enumerate((9, 1, 33, 5))]
-    if upstream.version == "v0.8.0" and seed % 2:
+    if seed % 2:
         for i, sample in enumerate(samples):
             sample["weights"] = 0.5 + 0.25 * torch.full_like(sample["advantages"], i)
     if seed % 3 == 0:
-        # Up to v0.5 a teacher scores every sample. Later a sample may have no reference, which packing fills.
-        for sample in samples if upstream.version in {"v0.4.0", "v0.5.0"} else samples[:1]:
-            sample["reference"] = sample["trainer_logprobs"] - 0.1
+        # The other samples have no reference, and packing fills it.
+        samples[0]["reference"] = samples[0]["trainer_logprobs"] - 0.1
     return packed(samples, padding=seed % 5)
 
 
 LOSSES = "the loss module"
-# Losses of which ours has the gradient alone: their value is -A r, and that of ours -sg(A r) log pi.
-BY_GRADIENT = {"icepop": "the gradient alone: the value is another number"}
 
 
 def compare(upstream: Upstream, own: NamedLoss, draw: Draw) -> Iterator[Compared]:
@@ -75,12 +72,11 @@ def compare(upstream: Upstream, own: NamedLoss, draw: Draw) -> Iterator[Compared
     options: Table = {}
     if flag(draw, "other values"):
         options = given(own, lambda option, values: draw.choose(values, option.key))
-    pack, tokens = drawn(upstream, draw.integer(0, 2**20, "seed")), draw.integer(1, 500, "scale")
+    pack, tokens = drawn(draw.integer(0, 2**20, "seed")), draw.integer(1, 500, "scale")
     theirs, ours = (compared(upstream, table, pack, tokens) for table in tables(own, options))
     largest = max(float(gradient.abs().max()) for gradient in theirs[1:])
     scale = max(float(theirs[0].abs()), 1e-3)
-    if own.options["type"] not in BY_GRADIENT:
-        yield Compared(ours[0], theirs[0], 60, max(60 * largest, 1e-3), scale=scale)
+    yield Compared(ours[0], theirs[0], 60, max(60 * largest, 1e-3), scale=scale)
     for a, b in zip(ours[1:], theirs[1:], strict=True):
         # Within a token the policy's term and the KL's may cancel, so rounding is relative to the largest.
         yield Compared(a, b, 60, largest, what=GRADIENT, scale=largest)
@@ -88,15 +84,13 @@ def compare(upstream: Upstream, own: NamedLoss, draw: Draw) -> Iterator[Compared
 
 def claims(upstream: Upstream) -> list[Claim]:
     """The claims about this checkout: one for each loss that it has."""
-    here = [own for own in PRIME_RL.losses if own_losses.is_in(own, upstream.generation)]
     return [
         Claim(
             "policy",
             own.row,
-            kind := own.options["type"],
+            own.options["type"],
             Place(LOSSES),
             partial(compare, upstream, own),
-            BY_GRADIENT.get(kind, ""),
         )
-        for own in here
+        for own in PRIME_RL.losses
     ]

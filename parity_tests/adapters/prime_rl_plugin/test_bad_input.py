@@ -1,15 +1,16 @@
 """What can be wrong with `[trainer.loss.kwargs]` and with LossInputs, and how it is reported."""
 
 import re
+import sys
 import warnings
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from composer_plugins.adapters import prime_rl_plugin
-from composer_plugins.adapters.prime_rl_plugin import loss_fn
+from composer_plugins.adapters.prime_rl_plugin import loss_fn, upstream
 from composer_plugins.adapters.prime_rl_plugin.loss import PATIENCE
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.findings import ComposerWarning
@@ -36,6 +37,33 @@ def inputs(**changed: Any) -> SimpleNamespace:
         "loss_weights": None,
     } | changed
     return SimpleNamespace(**{name: value for name, value in fields.items() if value is not ...})
+
+
+@pytest.mark.parametrize("release", [None, "0.7.0"])
+def test_a_release_before_0_8_is_an_error_at_the_first_call(
+    release: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its LossInputs have no weights, or its metadata say so: both are enough."""
+    monkeypatch.setattr(upstream, "installed", lambda: release)
+    given = inputs(loss_weights=...) if release is None else inputs()
+    with pytest.raises(ConfigError, match="^prime-rl: PRIME-RL .* is older than 0.8.0, .*install v0.8.0"):
+        loss_fn(given)
+
+
+@pytest.mark.parametrize("names", ["default_loss_fn", ""])
+def test_newer_than_tested_is_warned_of_once(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its metadata say 0.8.0, but its module of losses has no default_loss_fn."""
+    module = ModuleType(upstream.LOSSES)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(upstream, "installed", lambda: "0.8.0")
+    kind = type("LossInputs", (SimpleNamespace,), {"__module__": module.__name__})
+    vars(module).update(dict.fromkeys(names.split(), loss_fn))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            loss_fn(kind(**vars(inputs())))
+    newer = [one for one in caught if "newer than the newest that was tested" in str(one.message)]
+    assert len(newer) == (not names)
 
 
 def test_gspo_token_takes_a_hint_in_the_advantage() -> None:
@@ -146,7 +174,6 @@ def test_one_reference_is_enough_and_without_a_channel_none_is_missed() -> None:
         ({"advantages": ...}, "LossInputs: there is no advantages"),
         ({"loss_weights": torch.ones(3, 1)}, r"loss_weights: its shape is \(3, 1\)"),
         ({"loss_weights": [1.0, 1.0, 1.0]}, "loss_weights: it is list; pass a tensor of floating point"),
-        ({"ref_logprobs": ...}, "LossInputs: there is no ref_logprobs and no teacher_logprobs"),
         ({"ref_logprobs": torch.zeros(1)}, r"ref_logprobs: its shape is \(1,\)"),
         ({"ref_logprobs": torch.zeros(3, dtype=torch.int64)}, "ref_logprobs: it is torch.int64"),
     ],
@@ -240,8 +267,8 @@ def test_a_ratio_beyond_overflow_stays_finite() -> None:
 def test_every_policy_loss_runs_or_says_why_not(name: str) -> None:
     row = POLICIES[name]
     kwargs = with_required(name) | (ROLLOUT if "old_logprobs" in row.needs else {})
-    if not PRIME_RL.runs(row) or "support_logprobs" in row.needs:
-        with pytest.raises(ConfigError, match="does not provide|whole batch|does not pass on"):
+    if not PRIME_RL.runs(row):
+        with pytest.raises(ConfigError, match="does not provide|whole batch"):
             loss_fn(inputs(), **kwargs)
         return
     given = inputs(ref_logprobs=torch.tensor([0.0, -0.7, -1.5]))

@@ -1,4 +1,4 @@
-"""`loss_fn` called as each generation of PRIME-RL calls it: packing, padding, dummies, references."""
+"""`loss_fn` called as PRIME-RL calls it: packing, padding, dummies, references."""
 
 import math
 from functools import partial
@@ -20,20 +20,11 @@ from composer_plugins.kernels.divergences import sampled_token
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.strategies import seeds
 from parity_tests.rigs import prime_rl_users
-from parity_tests.rigs.prime_rl_doubles import (
-    GENERATIONS,
-    Generation,
-    compute_loss,
-    sample,
-    sequence,
-    step,
-    trained,
-)
+from parity_tests.rigs.prime_rl_doubles import compute_loss, sample, sequence, step, trained
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*published with the reduction", "ignore:.*clip_high=0.5 bounds the ratio of a sequence"
 )
-generations = pytest.mark.parametrize("generation", GENERATIONS.values(), ids=GENERATIONS)
 CONFIGS: dict[str, dict[str, Any]] = {
     "dppo": {},
     "gspo": {"policy": "gspo", "old_policy": "rollout", "policy_params": {"clip_low": 0.5, "clip_high": 0.5}},
@@ -47,38 +38,34 @@ configs = pytest.mark.parametrize("kwargs", CONFIGS.values(), ids=CONFIGS)
 
 
 @configs
-@generations
 @settings(max_examples=4)
 @given(seed=seeds, weights=st.booleans(), reference=st.booleans())
 def test_the_cut_into_micro_batches_leaves_the_gradient_alone(
-    generation: Generation, kwargs: dict[str, Any], seed: int, weights: bool, reference: bool
+    kwargs: dict[str, Any], seed: int, weights: bool, reference: bool
 ) -> None:
     lengths = (7, 1, 12, 4)
     samples = [
-        sample(seed + i, n, reference=reference and i % 2 == 0, weights=weights and generation.weighs)
+        sample(seed + i, n, reference=reference and i % 2 == 0, weights=weights)
         for i, n in enumerate(lengths)
     ]
     loss = partial(loss_fn, **kwargs)
-    whole = step(generation, [trained(samples)], loss)
+    whole = step([trained(samples)], loss)
     for cuts in (2, 4):
         size = len(samples) // cuts
         parts = [trained(samples[i : i + size]) for i in range(0, len(samples), size)]
-        gradients = step(generation, parts, loss)
-        if generation.divides_by == "micro-batches":  # v0.4: the count of micro-batches is the denominator
-            gradients = [gradient * cuts for gradient in gradients]
+        gradients = step(parts, loss)
         for i, (gradient, expected) in enumerate(zip(gradients, whole, strict=True)):
             assert_parity(gradient, expected, terms=sum(lengths), what=f"sample {i} in {cuts}")
 
 
 @configs
-@generations
-def test_padding_in_the_last_sequence_counts_nowhere(generation: Generation, kwargs: dict[str, Any]) -> None:
+def test_padding_in_the_last_sequence_counts_nowhere(kwargs: dict[str, Any]) -> None:
     samples = [sample(i, 6, reference=True) for i in range(3)]
     plain, padded = (packed(trained(samples), padding=n) for n in (0, 9))
     for pack in (plain, padded):
         pack.trainer_logprobs = [x.detach().requires_grad_() for x in pack.trainer_logprobs]
     (loss, metrics), (padded_loss, padded_metrics) = (
-        compute_loss(generation, pack, partial(loss_fn, **kwargs), 7) for pack in (plain, padded)
+        compute_loss(pack, partial(loss_fn, **kwargs), 7) for pack in (plain, padded)
     )
     assert_parity(padded_loss, loss, terms=18)
     for key in metrics:
@@ -91,14 +78,11 @@ def test_padding_in_the_last_sequence_counts_nowhere(generation: Generation, kwa
 
 
 @configs
-@generations
-def test_a_dummy_micro_batch_gives_zero_with_a_graph_and_finite_metrics(
-    generation: Generation, kwargs: dict[str, Any]
-) -> None:
+def test_a_dummy_micro_batch_gives_zero_with_a_graph_and_finite_metrics(kwargs: dict[str, Any]) -> None:
     samples = [
         s | {"loss_mask": torch.zeros(5, dtype=torch.bool)} for s in trained([sample(0, 5, reference=True)])
     ]
-    loss, metrics = compute_loss(generation, packed(samples), partial(loss_fn, **kwargs), 1)
+    loss, metrics = compute_loss(packed(samples), partial(loss_fn, **kwargs), 1)
     assert float(loss.detach()) == 0
     loss.backward()
     gradient = samples[0]["trainer_logprobs"].grad
@@ -108,10 +92,7 @@ def test_a_dummy_micro_batch_gives_zero_with_a_graph_and_finite_metrics(
 
 
 @configs
-@generations
-def test_every_call_has_the_same_metrics_in_the_same_order(
-    generation: Generation, kwargs: dict[str, Any]
-) -> None:
+def test_every_call_has_the_same_metrics_in_the_same_order(kwargs: dict[str, Any]) -> None:
     keys = set()
     for reference, weights, unmasked in product((None, 0.0, -1.0), (None, 1.0), (True, False)):
         given = sample(3, 6)
@@ -120,7 +101,7 @@ def test_every_call_has_the_same_metrics_in_the_same_order(
         if weights is not None:
             given["weights"] = torch.full((6,), weights, dtype=torch.float64)
         given["loss_mask"] &= unmasked
-        out = loss_fn(sequence(*trained([given]), generation), **kwargs)
+        out = loss_fn(sequence(*trained([given])), **kwargs)
         assert all(
             v.dim() == 0 and v.dtype is torch.float32 and not v.requires_grad for v in out.metrics.values()
         )
@@ -129,13 +110,12 @@ def test_every_call_has_the_same_metrics_in_the_same_order(
     assert len(keys) == 1
 
 
-@generations
-def test_a_neighbour_with_a_reference_gives_none_to_one_without(generation: Generation) -> None:
+def test_a_neighbour_with_a_reference_gives_none_to_one_without() -> None:
     with_one, without = sample(0, 6, reference=True), sample(1, 5)
     pack = packed(trained([with_one, without]))
     assert pack.reference is not None and not pack.reference[1].any()  # packing writes 0.0 there
     kwargs = {"hint_weight": 1.0, "policy_weight": 0.0}
-    loss, metrics = compute_loss(generation, pack, partial(loss_fn, **kwargs), 1)
+    loss, metrics = compute_loss(pack, partial(loss_fn, **kwargs), 1)
     loss.backward()
     first, second = (x.grad for x in pack.trainer_logprobs)
     assert first is not None and first[with_one["loss_mask"]].all()
@@ -143,13 +123,12 @@ def test_a_neighbour_with_a_reference_gives_none_to_one_without(generation: Gene
     assert metrics["composer/hint/token_frac"].tolist() == [1.0, 0.0]
 
 
-@generations
-def test_the_hint_is_the_sampled_divergence_weighed_by_the_ratio(generation: Generation) -> None:
+def test_the_hint_is_the_sampled_divergence_weighed_by_the_ratio() -> None:
     given = sample(5, 8, reference=True)
     given["reference"][4] = 0.0  # of this token the teacher is certain: it has a reference too
     pack = packed(trained([given]))
     logprobs, mask = pack.trainer_logprobs[0], given["loss_mask"]
-    loss, metrics = compute_loss(generation, pack, partial(loss_fn, hint_weight=0.7, policy_weight=0.0), 1)
+    loss, metrics = compute_loss(pack, partial(loss_fn, hint_weight=0.7, policy_weight=0.0), 1)
     token = sampled_token(logprobs, given["reference"], mask, old_logprobs=given["inference_logprobs"]).loss
     assert_parity(loss, 0.7 * token.sum(), terms=8)
     ours, expected = (torch.autograd.grad(x, logprobs)[0] for x in (loss, 0.7 * token.sum()))
@@ -160,16 +139,16 @@ def test_the_hint_is_the_sampled_divergence_weighed_by_the_ratio(generation: Gen
 
 
 def test_loss_weights_multiply_policy_and_hint() -> None:
-    generation, given = GENERATIONS["v0.8.0"], sample(2, 9, reference=True, weights=True)
+    given = sample(2, 9, reference=True, weights=True)
     given["weights"][4] = 0.5
     pack = packed(trained([given]))
-    loss, _ = compute_loss(generation, pack, partial(loss_fn, hint_weight=0.7), 1)
+    loss, _ = compute_loss(pack, partial(loss_fn, hint_weight=0.7), 1)
     logprobs = pack.trainer_logprobs[0]
     gradient = torch.autograd.grad(loss, logprobs)[0]
     without = packed([given | {"trainer_logprobs": logprobs}])
     without.weights = None
     without.loss_mask = [given["loss_mask"] & (given["weights"] != 0)]
-    plain, _ = compute_loss(generation, without, partial(loss_fn, hint_weight=0.7), 1)
+    plain, _ = compute_loss(without, partial(loss_fn, hint_weight=0.7), 1)
     assert_parity(gradient, torch.autograd.grad(plain, logprobs)[0] * given["weights"], terms=9)
 
 

@@ -185,11 +185,6 @@ def test_no_field_of_its_classes_is_taken_for_misspelt() -> None:
             assert [*not_known(config, prime_rl.RL)] == [], (holder, field)
 
 
-def test_the_files_that_one_of_0_4_inherits_from_are_not_to_be_removed() -> None:
-    (found,) = not_known({"toml_files": ["base.toml"], "trainer": {}}, prime_rl.RL)
-    assert "give them before this file" in found.remedy
-
-
 @with_checkout
 def test_no_file_of_its_examples_has_a_name_that_is_taken_for_misspelt() -> None:
     files = [*tomls()]
@@ -222,11 +217,9 @@ def test_the_tables_at_the_top_are_those_of_its_two_classes() -> None:
 @with_checkout
 def test_a_group_has_one_completion_where_its_size_is_not_set() -> None:
     fields = classes()["OrchestratorConfig"]
-    sizes = [fields[name] for name in prime_rl.GROUP_SIZES if name in fields]
-    assert sizes
-    for one in sizes:
-        default = one.value.args[0] if isinstance(one.value, ast.Call) else one.value
-        assert isinstance(default, ast.Constant) and default.value == 1
+    one = fields[prime_rl.GROUP_SIZE]
+    default = one.value.args[0] if isinstance(one.value, ast.Call) else one.value
+    assert isinstance(default, ast.Constant) and default.value == 1
 
 
 @with_checkout

@@ -1,4 +1,4 @@
-"""PRIME-RL's recorded losses through our `loss_fn`, as each version calls it: value, gradient, metrics.
+"""PRIME-RL's recorded losses through our `loss_fn`, as it calls it: value, gradient, metrics.
 
 The kernels are held to the same records in `golden/test_prime_rl.py`; here the adapter is, from the
 TOML table to the sum that comes back.
@@ -14,35 +14,31 @@ from composer_plugins.conformance.prime_rl_claims.packs import Pack
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs import golden
 from parity_tests.rigs.golden import Case, claim
-from parity_tests.rigs.prime_rl_doubles import GENERATIONS, compute_loss
+from parity_tests.rigs.prime_rl_doubles import compute_loss
 from parity_tests.rigs.prime_rl_words import INPUTS, SCORED, kwargs_of, loss_inputs
 
 PACKS = {pack["id"]: pack for pack in golden.beside("prime_rl/inputs", "packs")}
 
-# Upstream's name, ours; by upstream version where they mean the same.
 METRICS = ("is_masked", "is_masked_low", "is_masked_high", "masked_mismatch_kl", "unmasked_mismatch_kl")
 
 
-def check(version: str, case: Case) -> None:
+def check(case: Case) -> None:
     if "pack" in case:
-        check_pack(version, case)
+        check_pack(case)
         return
     inputs, function = INPUTS[case["case"]], case["fn"].removesuffix("_loss_fn")
     if "raises" in case:  # a distillation without a teacher; ours counts the tokens that have one
-        ours = loss_fn(loss_inputs(version, function, {}, inputs), **kwargs_of(version, function, {}))
+        ours = loss_fn(loss_inputs(function, inputs), **kwargs_of(function, {}))
         assert inputs["ref_logprobs"] is None and float(ours.loss.detach()) == 0
         assert float(ours.metrics["composer/hint/token_frac"]) == 0
         return
-    run(version, function, case["hp"], inputs, case)
+    run(function, case["hp"], inputs, case)
 
 
-def run(version: str, function: str, hp: dict[str, Any], case: Case, recorded: Case) -> None:
-    inputs = loss_inputs(version, function, hp, case)
-    ours = loss_fn(inputs, **kwargs_of(version, function, hp))
+def run(function: str, hp: dict[str, Any], case: Case, recorded: Case) -> None:
+    inputs = loss_inputs(function, case)
+    ours = loss_fn(inputs, **kwargs_of(function, hp))
     theirs, gradient = golden.tensor(recorded["loss"]), golden.tensor(recorded["grad"])
-    if hp.get("ratio_type") == "sequence":  # v0.4.0 alone: a mean, where ours is always the sum
-        tokens = max(sum(case["loss_mask"]), 1)
-        theirs, gradient = theirs * tokens, gradient * tokens
     own = torch.autograd.grad(ours.loss, inputs.trainer_logprobs)[0]
     assert not own[~inputs.loss_mask].any()
     if not (theirs.isfinite() and gradient.isfinite().all()):
@@ -71,23 +67,21 @@ def assert_logs(ours: LossOutputs, case: Case, metrics: dict[str, Any]) -> None:
             assert_parity(ours.metrics[name], recorded, **scale, magnitude=magnitude, what=name)
 
 
-def check_pack(version: str, case: Case) -> None:
-    """Several sequences, one division; from v0.7 on a sum of three losses, each over a stream of its own."""
-    pack, generation = PACKS[case["pack"]], GENERATIONS[version]
+def check_pack(case: Case) -> None:
+    """Several sequences: a sum of three losses, each over a stream of its own."""
+    pack = PACKS[case["pack"]]
     sequences = [INPUTS[i] for i in pack["cases"]]
-    parts = [({"rl": "default"}.get(case["mode"], case["mode"]), "loss_scale", None)]
-    if generation.weighs:
-        streams = (("default", "rl"), ("ce", "ce"), ("ref_kl", "ref_kl"))
-        parts = [(f, f"{s}_scale", pack[f"{s}_weights"]) for f, s in streams]
-        parts = [part for part in parts if part[0] == "default" or part[2] is not None]
+    streams = (("default", "rl"), ("ce", "ce"), ("ref_kl", "ref_kl"))
+    parts = [(f, f"{s}_scale", pack[f"{s}_weights"]) for f, s in streams]
+    parts = [part for part in parts if part[0] == "default" or part[2] is not None]
     total = torch.zeros((), dtype=torch.float64)
     gradients = [torch.zeros(len(s["loss_mask"]), dtype=torch.float64) for s in sequences]
     largest, dtype = 0.0, torch.float64
     for function, scale, weights in parts:
-        inputs = [loss_inputs(version, function, {}, s) for s in sequences]
+        inputs = [loss_inputs(function, s) for s in sequences]
         leaves, dtype = [x.trainer_logprobs for x in inputs], inputs[0].trainer_logprobs.dtype
-        of_rl = function in {"default", "sft", "opd"}  # the others have no mask but their weights
-        references = [getattr(x, "ref_logprobs", getattr(x, "teacher_logprobs", None)) for x in inputs]
+        of_rl = function == "default"  # the others have no mask but their weights
+        references = [x.ref_logprobs for x in inputs]
         cut = Pack(
             leaves,
             [x.inference_logprobs for x in inputs],
@@ -96,8 +90,8 @@ def check_pack(version: str, case: Case) -> None:
             [x.loss_mask if of_rl else torch.ones_like(x.loss_mask) for x in inputs],
             None if weights is None else [golden.tensor(w, dtype) for w in weights],
         )
-        kwargs = kwargs_of(version, function, {})
-        loss, metrics = compute_loss(generation, cut, partial(loss_fn, **kwargs), case["scales"][scale])
+        kwargs = kwargs_of(function, {})
+        loss, metrics = compute_loss(cut, partial(loss_fn, **kwargs), case["scales"][scale])
         total = total + loss.detach().double()
         for gradient, own in zip(
             gradients, torch.autograd.grad(loss, leaves, allow_unused=True), strict=True
@@ -110,27 +104,12 @@ def check_pack(version: str, case: Case) -> None:
         assert_parity(gradients[i], golden.tensor(gradient), terms=n, dtype=dtype, what=f"gradient {i}")
 
 
-@claim("prime_rl/v0.4.0")
-def test_loss_fn_equals_prime_rl_v0_4(case: Case) -> None:
-    check("v0.4.0", case)
-
-
-@claim("prime_rl/v0.5.0")
-def test_loss_fn_equals_prime_rl_v0_5(case: Case) -> None:
-    check("v0.5.0", case)
-
-
-@claim("prime_rl/v0.6.0")
-def test_loss_fn_equals_prime_rl_v0_6(case: Case) -> None:
-    check("v0.6.0", case)
-
-
 @claim("prime_rl/v0.8.0")
 def test_loss_fn_equals_prime_rl_v0_8(case: Case) -> None:
-    check("v0.8.0", case)
+    check(case)
 
 
 @claim("prime_rl_losses")
 def test_loss_fn_equals_prime_rl(case: Case) -> None:
     recorded = case | {"grad": case["grad_trainer_logprobs"]}
-    run("v0.8.0", case["loss_fn"], case["kwargs"], case, recorded)
+    run(case["loss_fn"], case["kwargs"], case, recorded)

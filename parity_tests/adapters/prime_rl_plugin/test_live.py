@@ -14,7 +14,6 @@ from parity_tests.rigs.prime_rl_checkout import with_checkout
 pytestmark = with_checkout
 
 
-@pytest.mark.filterwarnings("ignore:.*multiplies the advantages with the hint")
 def test_its_losses_equal_ours_through_its_compute_loss(upstream: Upstream) -> None:
     found = claims.claims(upstream)
     assert found
@@ -31,10 +30,8 @@ def test_its_losses_equal_ours_through_its_compute_loss(upstream: Upstream) -> N
 def test_an_error_of_ours_comes_through_at_the_first_call(upstream: Upstream) -> None:
     table = {"type": "custom", "import_path": OURS, "kwargs": {"polcy": "dppo_tv"}}
     with pytest.raises(ValueError, match="unknown option 'polcy'; did you mean 'policy'"):
-        upstream.compute_loss(drawn(upstream, 1), upstream.loss_fn(**table), 7)
+        upstream.compute_loss(drawn(1), upstream.loss_fn(**table), 7)
 
 
 def test_docs_findings_have_what_a_new_run_finds(upstream: Upstream) -> None:
-    if upstream.version in ("v0.4.0", "v0.5.0", "v0.6.0"):
-        pytest.skip(f"the page is about the losses that 559b447 has, and {upstream.version} has others")
     part("docs/findings.md", "prime-rl").check()

@@ -25,17 +25,13 @@ MODULE = "composer_plugins.adapters.prime_rl_plugin"
 Run = Callable[..., tuple[int, str, str]]
 
 CUSTOM = f'{{ type = "custom", import_path = "{MODULE}.cispo" }}'
-OPD = 'orchestrator = { training_mode = "opd", group_size = 8 }'
-MODE_AND_CUSTOM = f'orchestrator.training_mode = "opd"\ntrainer.loss = {CUSTOM}'
-OWN_0_4 = 'orchestrator.rollouts_per_example = 8\ntrainer.loss.ratio_type = "token"'
-SFT = 'trainer.loss.type = "sft"\norchestrator.batch_size = 8'
+OPD = 'orchestrator = { algo.type = "opd", group_size = 8 }'
 ORCHESTRATOR = """
 batch_size = 128
 group_size = 8
-rollouts_per_example = 8
 model.name = "x/y"
-sampling.temperature = 0.8
-[[env]]
+train.sampling.temperature = 0.8
+[[train.source]]
 id = "e"
 """
 TRAINERS = f'max_steps = 100\nmodel.name = "x/y"\nloss = {CUSTOM}'
@@ -55,7 +51,7 @@ SAME_TWICE = """
 [orchestrator]
 group_size = 4
 algo.type = "grpo"
-[[orchestrator.train.env]]
+[[orchestrator.train.source]]
 id = "e"
 algo.type = "grpo"
 """
@@ -111,10 +107,10 @@ def command(tmp_path: Path) -> Run:
     return run
 
 
-def differences(text: str, target: str = "verl", version: str | None = None) -> list[str]:
-    read = resolve("prime-rl", tomllib.loads(text), version)
+def differences(text: str, target: str = "verl") -> list[str]:
+    read = resolve("prime-rl", tomllib.loads(text))
     assert read.unread == ()
-    return [str(one) for one in migrate(read.required(), target, version).differences]
+    return [str(one) for one in migrate(read.required(), target).differences]
 
 
 def written(out: str) -> Any:
@@ -128,24 +124,17 @@ def written(out: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("text", "version", "words"),
+    ("text", "words"),
     [
-        (OPD, "0.6.0", "orchestrator.training_mode = 'opd' opd_loss_fn"),
-        (OPD, None, "orchestrator.training_mode = 'opd' opd_loss_fn"),
-        (OPD.replace('"opd"', '"sft"'), "0.6.0", "orchestrator.training_mode = 'sft' sft_loss_fn"),
-        (MODE_AND_CUSTOM, "0.6.0", "orchestrator.training_mode = 'opd' opd_loss_fn"),
-        ('[orchestrator.algo]\ntype = "opd"', None, "orchestrator.algo.type = 'opd' ref_kl"),
-        ('[orchestrator.algo]\ntype = "sft"', "0.7.0", "orchestrator.algo.type = 'sft' ce"),
-        ('algo.type = "opsd"\n[[train.source]]\nname = "a"', None, "algo.type = 'opsd' ref_kl"),
-        (SFT, "0.5.0", "trainer.loss.type = 'sft' cross-entropy"),
-        (SFT, None, "trainer.loss.type = 'sft' cross-entropy"),
+        (OPD, "orchestrator.algo.type = 'opd' ref_kl"),
+        ('[orchestrator.algo]\ntype = "sft"', "orchestrator.algo.type = 'sft' ce"),
+        ('algo.type = "opsd"\n[[train.source]]\nname = "a"', "algo.type = 'opsd' ref_kl"),
     ],
 )
 def test_a_run_without_rewards_is_named_first_and_gets_no_policy_loss(
-    command: Run, text: str, version: str | None, words: str
+    command: Run, text: str, words: str
 ) -> None:
-    options = ("--to", "verl", *(("--version", version) if version else ()))
-    status, out, _ = command("migrate", text, options=options)
+    status, out, _ = command("migrate", text, options=("--to", "verl"))
     shown = [line.removeprefix("#   ") for line in out.splitlines() if line.startswith("#   ")]
     assert status == 1
     assert shown[0].startswith("policy: none, because ") and shown[0].endswith("-> ???, for you to choose")
@@ -156,33 +145,32 @@ def test_a_run_without_rewards_is_named_first_and_gets_no_policy_loss(
 
 @pytest.mark.parametrize("target", ["verl", "prime-rl"])
 def test_a_config_without_a_policy_loss_does_not_run(target: str) -> None:
-    objective = resolve("prime-rl", tomllib.loads(OPD), "0.6.0").required()
+    objective = resolve("prime-rl", tomllib.loads(OPD)).required()
     found = migrate(objective, target)
     with pytest.raises(ConfigError, match=r"policy: .*'\?\?\?'"):
         resolve(target, found.table).required()
 
 
 @pytest.mark.parametrize(
-    ("text", "version", "words"),
+    ("text", "words"),
     [
-        (OPD.replace("opd", "odp"), "0.6.0", "^orchestrator.training_mode: unknown mode 'odp'"),
-        (SFT, "0.6.0", "^trainer.loss.type: 'sft' is not .* 0.6: PRIME-RL 0.5 has it.*default, ipo, custom"),
-        (SFT, "0.8.0", "^trainer.loss.type: .* PRIME-RL 0.7: PRIME-RL 0.5 has it"),
-        ('trainer.loss.type = "icepop"', "0.6.0", "'icepop' is not .* of PRIME-RL 0.6: .*#3526 and later"),
-        ('loss.type = "x"', None, "^loss.type: 'x' is not a loss"),
-        (ORCHESTRATOR.replace("0.8", "0"), None, "^sampling.temperature: it is 0; set a"),
-        (PER_SOURCE.replace("16", "0"), None, "^orchestrator.train.source.group_size: it is 0"),
+        ('loss.type = "x"', "^loss.type: 'x' is not a loss"),
+        (
+            'trainer.loss.type = "sft"',
+            "^trainer.loss.type: 'sft' is not a loss of PRIME-RL; set one of default",
+        ),
+        (ORCHESTRATOR.replace("0.8", "0"), "^train.sampling.temperature: it is 0; set a"),
+        (PER_SOURCE.replace("16", "0"), "^orchestrator.train.source.group_size: it is 0"),
     ],
 )
-def test_a_wrong_value_is_an_error_at_its_key(text: str, version: str | None, words: str) -> None:
+def test_a_wrong_value_is_an_error_at_its_key(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        resolve("prime-rl", tomllib.loads(text), version).required()
+        resolve("prime-rl", tomllib.loads(text)).required()
 
 
 # --- What differs --------------------------------------------------------------------------------------
 
 ECHO = "orchestrator.algo.type = 'echo': a cross-entropy on observation"
-TOKENS, BATCHES = "divides by this rank's tokens", "divides by the number of micro-batches"
 THEIRS = "orchestrator.train.source.algo.type = 'opd', which trains with PRIME-RL's own ref_kl"
 
 
@@ -191,44 +179,24 @@ def echo(roles: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "remark", "version"),
+    ("text", "remark"),
     [
-        ("orchestrator.algo.length_penalty = {}", "orchestrator.algo.length_penalty", None),
-        ('orchestrator.algo.loss_aggregation = "prompt"', "orchestrator.algo.loss_aggregation", None),
-        ("orchestrator.advantage.length_weighted_baseline = true", "length_weighted_baseline", None),
-        ("orchestrator.advantage.length_shaping_alpha = 0.5", "length_shaping_alpha", None),
-        ('orchestrator.advantage = "None"', "orchestrator.advantage = 'None'", None),
-        ("orchestrator.train.sampling.extra_body.top_p = 0.9", "extra_body.top_p = 0.9", None),
-        ("orchestrator.sampling.temp_scheduler.type = 'x'", "orchestrator.sampling.temp_scheduler", None),
-        ("orchestrator.buffer.online_difficulty_filtering = true", "difficulty_filtering = True", None),
-        ("orchestrator.buffer.skip_verification = true", "buffer.skip_verification = True", None),
-        ("orchestrator.buffer.easy_threshold = 0.9", "buffer.easy_threshold = 0.9", None),
-        ("orchestrator.verification.enabled = false", "verification.enabled = False", None),
-        (f"{SOURCE}curriculum.sampler.type = 'difficulty_pool'", "curriculum.sampler.type", None),
-        ("trainer.enable_router_replay = true", "trainer.enable_router_replay = True", None),
-        (f'{SOURCE}curriculum.gates.g.type = "x"', "orchestrator.train.source.curriculum.gates", None),
-        (f'{SOURCE}algo.type = "opd"\n{SOURCE}name = "b"', THEIRS, None),
-        (FILTER.replace("false", "true"), "post_batch_filters: 'gibberish' with enforce = true", None),
-        (echo("roles.user.alpha = 0.1"), f"{ECHO}.*(user 0.1)", None),
-        (echo("roles = { user.alpha = 0.3, tool = {} }"), f"{ECHO}.*(user 0.3, tool 0.1)", None),
-        (echo(""), f"{ECHO}.*(tool 0.1)", None),  # PRIME-RL's default
-        (echo('filter.import_path = "my.drop"'), f"{ECHO}.*(tool 0.1), of those that my.drop selects", None),
-        # Denominators of old trainers.
-        (OWN_0_4, f"PRIME-RL 0.4 {TOKENS}", "0.4.0"),
-        ("orchestrator.batch_size = 8", f"PRIME-RL 0.4 {TOKENS}", "0.4.0"),
-        (OWN_0_4.replace("token", "sequence"), f"PRIME-RL 0.4 {BATCHES}", "0.4.0"),
-        (OWN_0_4.replace("token", "sequence"), "0.4 divides the loss of each sequence by its num", "0.4.0"),
-        (f"trainer.loss = {CUSTOM}", f"PRIME-RL 0.4 {BATCHES}", "0.4.0"),
-        (f"trainer.loss = {CUSTOM}", f"PRIME-RL 0.5 {TOKENS}", "0.5.0"),
-        ("orchestrator.batch_size = 8", f"PRIME-RL 0.5 {TOKENS}", "0.5.0"),
-        ("orchestrator.trajectory_strategy = 'interleaved'", f"PRIME-RL 0.4 {TOKENS}", None),
+        ("orchestrator.algo.length_penalty = {}", "orchestrator.algo.length_penalty"),
+        ("orchestrator.train.sampling.extra_body.top_p = 0.9", "extra_body.top_p = 0.9"),
+        (f"{SOURCE}curriculum.sampler.type = 'difficulty_pool'", "curriculum.sampler.type"),
+        ("trainer.enable_router_replay = true", "trainer.enable_router_replay = True"),
+        (f'{SOURCE}curriculum.gates.g.type = "x"', "orchestrator.train.source.curriculum.gates"),
+        (f'{SOURCE}algo.type = "opd"\n{SOURCE}name = "b"', THEIRS),
+        (FILTER.replace("false", "true"), "post_batch_filters: 'gibberish' with enforce = true"),
+        (echo("roles.user.alpha = 0.1"), f"{ECHO}.*(user 0.1)"),
+        (echo("roles = { user.alpha = 0.3, tool = {} }"), f"{ECHO}.*(user 0.3, tool 0.1)"),
+        (echo(""), f"{ECHO}.*(tool 0.1)"),  # PRIME-RL's default
+        (echo('filter.import_path = "my.drop"'), f"{ECHO}.*(tool 0.1), of those that my.drop selects"),
     ],
 )
-def test_what_bears_on_the_loss_and_is_not_carried_over_is_named(
-    text: str, remark: str, version: str | None
-) -> None:
+def test_what_bears_on_the_loss_and_is_not_carried_over_is_named(text: str, remark: str) -> None:
     words = remark.split(".*")
-    found = [one for one in differences(text, version=version) if one.startswith("not carried over: ")]
+    found = [one for one in differences(text) if one.startswith("not carried over: ")]
     assert len([one for one in found if all(word in one for word in words)]) == 1, found
 
 
@@ -236,17 +204,10 @@ def test_what_bears_on_the_loss_and_is_not_carried_over_is_named(
     "text",
     [
         SAME_TWICE,
-        'orchestrator.advantage = { type = "default" }',
-        'orchestrator.advantage = { type = "default" }\n'
-        '[[orchestrator.train.env]]\nid = "e"\nadvantage.type = "default"',
-        'orchestrator.algo.type = "grpo"\n[[orchestrator.env]]\nid = "e"\nadvantage = { type = "default" }',
         'orchestrator.algo = { type = "max_rl" }\n[[orchestrator.train.source]]\nalgo.type = "max_rl"',
         '[[orchestrator.train.source]]\nalgo.type = "max_rl"',
-        'orchestrator.algo = { type = "grpo", loss_aggregation = "token", length_weighted_baseline = false }',
         "[orchestrator]\ngroup_size = 8\n[[orchestrator.train.source]]\nname = 'a'\ngroup_size = 8",
         "[orchestrator.train.sampling]\ntemperature = 1.0\n[[orchestrator.train.source]]\nname = 'a'",
-        "[[orchestrator.env]]\nid = 'a'\nsampling.temperature = 1.0\n[[orchestrator.env]]\nid = 'b'",
-        OPD.replace("opd", "rl"),
         FILTER,
         OUR_ECHO,
         USUAL,
@@ -259,10 +220,8 @@ def test_what_changes_nothing_is_no_difference(text: str) -> None:
 # --- Options of each source ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("listed", ["train.source", "train.env"])
-def test_the_options_of_the_only_source_are_those_of_the_run(command: Run, listed: str) -> None:
-    text = PER_SOURCE.replace("train.source", listed)
-    status, out, _ = command("migrate", text, options=("--to", "verl"))
+def test_the_options_of_the_only_source_are_those_of_the_run(command: Run) -> None:
+    status, out, _ = command("migrate", PER_SOURCE, options=("--to", "verl"))
     assert status == 0 and "# Nothing differs.\n" in out
     assert written(out) == ("cispo", 16, 1.3)
 
@@ -276,7 +235,7 @@ def test_sources_that_differ_are_each_named() -> None:
         "not carried over: temperature differs by source (1.3 for a, 0.7 for b), "
         "and that of the first one is written",
     ]
-    unset = "\n".join(f"[[orchestrator.env]]\nid = '{name}'" for name in "ab")
+    unset = "\n".join(f"[[orchestrator.train.source]]\nid = '{name}'" for name in "ab")
     assert differences(unset) == []
 
 
@@ -294,7 +253,9 @@ def test_an_orchestrators_file_has_n_and_temperature_and_no_loss(command: Run) -
 def test_keys_of_an_own_file_are_named_as_they_stand_there() -> None:
     text = ORCHESTRATOR.replace('id = "e"', 'id = "e"\nalgo.type = "rae"\nfoo = 1')
     read = resolve("prime-rl", tomllib.loads(text))
-    assert read.unread == ("env.foo",) and read.required().remarks == ("env.algo.type = 'rae'",)
+    assert read.unread == ("train.source.foo",) and read.required().remarks == (
+        "train.source.algo.type = 'rae'",
+    )
 
 
 def test_the_trainers_file_and_the_orchestrators_are_taken_together(command: Run) -> None:
@@ -309,13 +270,14 @@ def test_the_trainers_file_and_the_orchestrators_are_taken_together(command: Run
     "words",
     [
         "@ trainer.toml @ orchestrator.toml --orchestrator.group-size 4 "
-        "--orchestrator.sampling.temperature=0.5",
+        "--orchestrator.train.sampling.temperature=0.5",
         "--trainer @ trainer.toml --orchestrator @orchestrator.toml --orchestrator.group_size 4 "
-        "--orchestrator.sampling.temperature 0.5 --clean",
-        "trainer.toml orchestrator.toml orchestrator.group_size=4 orchestrator.sampling.temperature=0.5",
-        "@ trainer.toml orchestrator.toml --orchestrator.rollouts-per-example 8 orchestrator.group_size=4 "
-        "orchestrator.sampling.temperature=0.5",
-        "--orchestrator.sampling.temperature 0.5 --no-clean --orchestrator.group_size 4 @ trainer.toml "
+        "--orchestrator.train.sampling.temperature 0.5 --clean",
+        "trainer.toml orchestrator.toml orchestrator.group_size=4 "
+        "orchestrator.train.sampling.temperature=0.5",
+        "@ trainer.toml orchestrator.toml --orchestrator.batch-size 8 orchestrator.group_size=4 "
+        "orchestrator.train.sampling.temperature=0.5",
+        "--orchestrator.train.sampling.temperature 0.5 --no-clean --orchestrator.group_size 4 @ trainer.toml "
         "@orchestrator.toml",
     ],
 )
@@ -324,10 +286,10 @@ def test_a_command_line_is_taken_as_prime_rl_takes_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("trainer.toml").write_text(TRAINERS)
-    Path("orchestrator.toml").write_text(ORCHESTRATOR.replace("group_size = 8", 'advantage = "None"'))
+    Path("orchestrator.toml").write_text(ORCHESTRATOR.replace("group_size = 8", 'algo = "None"'))
     found = CliRunner().invoke(cli.app, ["migrate", "--from", "prime-rl", "--to", "verl", *words.split()])
     assert written(found.stdout) == ("cispo", 4, 0.5), found.output
-    assert "orchestrator.advantage = 'None'" in found.stdout and found.exit_code == 1
+    assert "orchestrator.algo = 'None'" in found.stdout and found.exit_code == 1
     options = ["doctor", "--python", sys.executable, *words.split()]
     found = CliRunner().invoke(cli.app, options)
     assert found.exit_code == 0 and "read as an rl.toml" in found.stdout, found.output
@@ -358,7 +320,7 @@ def test_a_file_without_a_policy_loss_is_named_as_one(command: Run, text: str, k
 def test_the_kind_of_each_file() -> None:
     assert kind_of(tomllib.loads(TRAINERS)) == kind_of({"loss": {}, "data": {"fake": {}}}) == "trainer"
     assert kind_of({"model": {}}) == kind_of({"optim": {}, "loss": {}, "group_size": 2}) == "trainer"
-    assert kind_of({"optim": {}, "env": [], "sampling": {}}) == "orchestrator"
+    assert kind_of({"optim": {}, "train": {}, "algo": {}}) == "orchestrator"
     assert kind_of({"inference": {}}) == kind_of({"trainer": {}, "group_size": 2}) == "rl"
     assert kind_of({"slurm": {"job_name": "x"}}) == "rl" and kind_of({"slurm": {}, "model": {}}) == "trainer"
 
@@ -367,22 +329,26 @@ def test_the_kind_of_each_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "version", "words"),
+    ("version", "words"),
     [
-        (SFT.replace("sft", "default"), None, "PRIME-RL 0.8.1.dev52 to 0.8.1.dev67, commit 559b447 (no -"),
-        ("orchestrator.group_size = 8", "0.5.0", "PRIME-RL 0.5, before 0.6 (--version 0.5.0)"),
-        ("orchestrator.group_size = 8", "HEAD", "PRIME-RL after #3586 (--version HEAD)"),
-        ('trainer.loss.type = "icepop"', None, "PRIME-RL after #3586 (no --version is given)"),
-        (OPD, None, "PRIME-RL 0.6, before 0.7 (no --version is given)"),
-        (SFT, None, "PRIME-RL 0.5, before 0.6 (no --version is given)"),
+        (None, "PRIME-RL 0.8.1.dev52 to 0.8.1.dev67, commit 559b447 (no -"),
+        ("0.9.0", "PRIME-RL 0.8.1.dev52 to 0.8.1.dev67, commit 559b447 (--version 0.9.0)"),
+        ("0.8.0", "PRIME-RL 0.8.0 (--version 0.8.0)"),
     ],
 )
-def test_the_version_that_was_assumed_is_printed(
-    command: Run, text: str, version: str | None, words: str
-) -> None:
+def test_the_version_that_was_assumed_is_printed(command: Run, version: str | None, words: str) -> None:
     options = ("--to", "verl", *(("--version", version) if version else ()))
-    _, out, _ = command("migrate", text, options=options)
+    _, out, _ = command("migrate", "orchestrator.group_size = 8", options=options)
     assert out.startswith(f"# Read as a config of {words}") and "Written for verl 0.9.1.\n" in out
+
+
+def test_a_version_before_the_oldest_that_is_tested_is_one_error(command: Run) -> None:
+    for name, to in (("migrate", ("--to", "verl")), ("doctor", ())):
+        status, out, error = command(name, "orchestrator.group_size = 8", options=(*to, "--version", "0.7.0"))
+        assert (status, out) == (2, "")
+        assert error == (
+            "prime-rl: PRIME-RL 0.7.0 is older than 0.8.0, the oldest that is tested; install v0.8.0 or newer"
+        )
 
 
 @pytest.mark.parametrize(
@@ -393,9 +359,12 @@ def test_the_version_that_was_assumed_is_printed(
         ("[trainer.los]\ntype = 'ipo'", "trainer.los"),
         (f"trainer.loss = {CUSTOM[:-2]}, hint_weight = 0.1 }}", "trainer.loss.hint_weight"),
         ("[orchestrator.algo]\nlenght_penalty = {x = 1}", "orchestrator.algo.lenght_penalty"),
-        ("[orchestrator.sampling]\ntemprature = 0.5", "orchestrator.sampling.temprature"),
+        ("[orchestrator.train.sampling]\ntemprature = 0.5", "orchestrator.train.sampling.temprature"),
         ("[orchestrator]\ngroupsize = 4", "orchestrator.groupsize"),
-        ("[[orchestrator.env]]\nid = 'a'\nreward_scale = 2", "orchestrator.env.reward_scale"),
+        (
+            "[[orchestrator.train.source]]\nid = 'a'\nreward_scale = 2",
+            "orchestrator.train.source.reward_scale",
+        ),
         ("[trainer.renderer]\nx = 1\n[orchestrator.renderer]\nx = 1", "trainer.renderer"),
     ],
 )
@@ -408,7 +377,7 @@ def test_a_key_that_is_not_understood_is_named_first(command: Run, more: str, un
 
 
 def test_every_key_that_is_not_carried_over_is_a_known_one() -> None:
-    keys = {*prime_rl.NOT_CARRIED, prime_rl.TRAINING_MODE, "orchestrator.group_size"}
+    keys = {*prime_rl.NOT_CARRIED, "orchestrator.group_size"}
     keys |= {f"{one}.{name}" for one in prime_rl.SAMPLINGS for name in prime_rl.SAMPLING_NOT_CARRIED}
     keys |= {f"{one}.algo.{name}" for one in prime_rl.SOURCES for name in prime_rl.ALGORITHM_NOT_CARRIED}
     assert keys <= prime_rl.KNOWN_KEYS

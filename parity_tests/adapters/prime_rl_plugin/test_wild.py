@@ -29,16 +29,12 @@ port = 8000
 """
 ENV = '[[orchestrator.{}]]\nid = "math-env"\nname = "math"\n'
 NOW = USUAL.replace("batch_size = 256", "batch_size = 256\ngroup_size = 16") + ENV.format("train.source")
-V07 = USUAL.replace("batch_size = 256", "batch_size = 256\nrollouts_per_example = 16") + ENV.format(
-    "train.env"
-)
-V05 = USUAL.replace("batch_size = 256", "batch_size = 256\nrollouts_per_example = 16") + ENV.format("env")
 CUSTOM = f'[trainer.loss]\ntype = "custom"\nimport_path = "{OURS}.loss_fn"\n'
 
 
 KWARGS = NOW + CUSTOM + "[trainer.loss.kwargs]\n"
 MINE = '[trainer.loss]\ntype = "custom"\nimport_path = "mine.loss"\n'
-FILTER = '[[orchestrator.pre_batch_filters]]\ntype = "gibberish"\n'
+FILTER = NOW + '[[orchestrator.pre_batch_filters]]\ntype = "gibberish"\n'
 SAMPLING = NOW + "[orchestrator.train.sampling{}]\n"
 
 
@@ -59,24 +55,15 @@ CONFIGS = (
     Config("a loss of the user's", NOW + MINE, ("mine.loss",)),
     Config("nucleus sampling", SAMPLING.format("") + "top_p = 0.9\n", ("top_p",)),
     Config("a temperature", SAMPLING.format("") + "temperature = 0.7\n"),
-    Config("a schedule of temperatures", SAMPLING.format(".temp_scheduler") + "type = 'linear'\n",
-           ("temp_scheduler",)),
     Config("echo", NOW + '[orchestrator.algo]\ntype = "echo"\n', ("echo",)),
     Config("on-policy distillation", NOW + '[orchestrator.algo]\ntype = "opd"\n', ("opd",)),
     Config("a length penalty", NOW + '[orchestrator.algo]\ntype = "grpo"\nlength_penalty = {}\n',
            ("length_",)),
-    Config("a filter that counts", V07 + FILTER, (), "0.7.0"),
-    Config("a filter that drops", V07 + FILTER + "enforce = true\n", ("filters",), "0.7.0"),
+    Config("a filter that counts", FILTER, (), "0.8.0"),
+    Config("a filter that drops", FILTER + "enforce = true\n", ("filters",), "0.8.0"),
     Config("a group size of its own", NOW.replace('name = "math"', 'name = "math"\ngroup_size = 4')),
     Config("a misspelt option", NOW.replace("group_size", "groupsize"), ("groupsize",)),
     Config("an option of a fork", NOW + "[trainer.spo]\nrho = 0.1\n", ("trainer.spo",)),
-    Config("0.7", V07 + '[trainer.loss]\ntype = "default"\n', (), "0.7.0"),
-    Config("0.6 with a mode", V07.replace("batch_size", 'training_mode = "opd"\nbatch_size'),
-           ("opd",), "0.6.0"),
-    Config("0.5 with sft", V05 + '[trainer.loss]\ntype = "sft"\n', ("sft",), "0.5.0"),
-    Config("0.5", V05 + '[trainer.loss]\ntype = "default"\n', ("rank",), "0.5.0"),
-    Config("0.4 by sequences", V05 + '[trainer.loss]\nratio_type = "sequence"\n', ("0.4",), "0.4.0"),
-    Config("a file of 0.7 read as 0.8", V07, ("rollouts_per_example",), "0.8.0"),
 )  # fmt: skip
 
 

@@ -269,8 +269,8 @@ def test_a_config_of_another_schema_is_refused_by_its_name(text: str, words: str
 
 
 def test_a_policy_loss_that_is_not_there_is_left_to_the_user() -> None:
-    table = {"training_mode": "opd", "group_size": 8, "train": {"sampling": {"temperature": 0.7}}}
-    found = migrate(resolve("prime-rl", {"orchestrator": table}, "0.6.0").required(), "trl")
+    table = {"algo": {"type": "opd"}, "group_size": 8, "train": {"sampling": {"temperature": 0.7}}}
+    found = migrate(resolve("prime-rl", {"orchestrator": table}).required(), "trl")
     assert found.table["policy"] == MISSING and "loss_type" not in found.table
     assert found.table["num_generations"] == 8 and found.table["temperature"] == 0.7
     with pytest.raises(ConfigError, match="policy"):

@@ -71,8 +71,8 @@ def test_every_option_of_verls_own_defaults_is_understood(file: Path) -> None:
 
 
 def test_omegaconf_calls_the_value_missing_that_stands_for_a_policy_loss() -> None:
-    orchestrator = {"training_mode": "opd", "group_size": 8}
-    found = migrate(resolve("prime-rl", {"orchestrator": orchestrator}, "0.6.0").required(), "verl")
+    orchestrator = {"algo": {"type": "opd"}, "group_size": 8}
+    found = migrate(resolve("prime-rl", {"orchestrator": orchestrator}).required(), "verl")
     config = OmegaConf.create(found.text)
     assert config.actor_rollout_ref.rollout.n == 8
     assert OmegaConf.missing_keys(config) == {"algorithm.composer.policy"}

@@ -63,10 +63,8 @@ def micro_batch(fake: dict[str, Any], generator: torch.Generator) -> dict[str, A
         "inference_logprobs": (0.01 + 0.98 * drawn(0, 1) ** 2).log() * mask,
         "advantages": advantages[which] * mask,
     }
-    reference = "ref_logprobs" if "ref_logprobs" in fake else "teacher_logprobs"
-    # Up to v0.5 a teacher scores every sample. Later a sample may have no reference, which packing fills.
-    scored = mask if reference == "teacher_logprobs" else mask & (which < len(LENGTHS) - 1)
-    fields[reference] = drawn(-4, 0) * scored
+    scored = mask & (which < len(LENGTHS) - 1)  # the last sample has no reference, and packing fills it
+    fields["ref_logprobs"] = drawn(-4, 0) * scored
     weights = drawn(0.5, 1.5) * (drawn(0, 1) > 0.2)
     if "rl_weights" in fake and advantages[0] > 0:
         fields["rl_weights"] = weights
