@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from composer_plugins.adapters.prime_rl_plugin import own_losses, upstream
+from composer_plugins.adapters.prime_rl_plugin import keys, own_losses, upstream
 from composer_plugins.adapters.prime_rl_plugin.doctor import file
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import (
     Routed,
@@ -35,14 +35,14 @@ from composer_plugins.objective.objective import (
 )
 
 __all__ = ["merged_config", "read", "release", "render", "write"]
-NO_BEARING = prime_rl.NO_BEARING
-KNOWN = {*prime_rl.FILE_NAMES, "model"}.union(*prime_rl.OWN_FILES.values())  # names at a file's top
+NO_BEARING = keys.NO_BEARING
+KNOWN = {*keys.FILE_NAMES, "model"}.union(*keys.OWN_FILES.values())  # names at a file's top
 TABLES = ["trainer", "trainer.loss", "trainer.loss.kwargs", "orchestrator"]
 TABLES += [f"orchestrator.{name}" for name in ("algo", "train", "train.sampling")]
 LOSS = "trainer.loss"
 # Options that each source may set, with the values where nothing sets them.
 PER_SOURCE: dict[str, tuple[Parameter, float]] = {
-    "group_size": (COUNT, prime_rl.DEFAULT_GROUP_SIZE),
+    "group_size": (COUNT, keys.DEFAULT_GROUP_SIZE),
     "temperature": (POSITIVE, 1.0),
 }
 
@@ -51,8 +51,8 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
     """What PRIME-RL trains with this TOML: an rl.toml, or the own file of a trainer or an orchestrator."""
     kind = kind_of(table)
     above = _above(kind)
-    if kind in prime_rl.WITHOUT_LOSS:
-        problem = f"this is {prime_rl.FILE_NAMES[kind]}, which has no policy loss"
+    if kind in keys.WITHOUT_LOSS:
+        problem = f"this is {keys.FILE_NAMES[kind]}, which has no policy loss"
         raise ConfigError(
             "FILE", problem, "give the rl.toml, or the files of the trainer and the orchestrator"
         )
@@ -70,7 +70,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
 
 def _above(kind: str) -> str:
     """The table of an rl.toml that has the keys at the top of such a file: "trainer"; "" for an rl.toml."""
-    return "" if kind == prime_rl.RL else kind
+    return "" if kind == keys.RL else kind
 
 
 def unread(table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:
@@ -102,21 +102,21 @@ def _read(table: Mapping[str, Any], kind: str) -> tuple[Objective, Iterable[Find
         raise error
     own = _own(table)
     routed, is_routed = file.routed(listed)
-    with_rewards = [one for one in listed if one.algo.name not in prime_rl.ROUTED] or listed
+    with_rewards = [one for one in listed if one.algo.name not in keys.ROUTED] or listed
     remarks = [f"{one.key} = {one.name!r}, which trains with PRIME-RL's own {one.own}" for one in routed]
     remarks = [] if is_routed else remarks
     advantage = None if is_routed else _advantage(with_rewards, remarks)
-    remarks += [*_of_sources(table, listed), *not_carried(table, prime_rl.NOT_CARRIED), *_filters(table)]
+    remarks += [*_of_sources(table, listed), *not_carried(table, keys.NOT_CARRIED), *_filters(table)]
     size, temperature = (_per_source(field, with_rewards, remarks) for field in PER_SOURCE)
     if size is None and "orchestrator" in table:  # a trainer's own file says nothing of it
-        size = prime_rl.DEFAULT_GROUP_SIZE
+        size = keys.DEFAULT_GROUP_SIZE
     common: dict[str, Any] = {
         "advantage": advantage,
         "group_size": size,
         "temperature": temperature or 1.0,
     }
     if why := _no_policy(kind, routed if is_routed else []):
-        has_rewards = kind == prime_rl.ORCHESTRATOR and not is_routed
+        has_rewards = kind == keys.ORCHESTRATOR and not is_routed
         common |= {} if has_rewards else {"advantage": None}
         return without_policy(why, remarks=tuple(remarks), has_terms=has_rewards, **common), ()
     kwargs, function = _kwargs(loss, own, remarks)
@@ -148,8 +148,8 @@ def _no_policy(kind: str, routed: Sequence[Routed]) -> str:
         asked = " and ".join(f"{one.key} = {one.name!r}" for one in routed)
         own = " and ".join(dict.fromkeys(one.own for one in routed))
         return f"{asked} trains with PRIME-RL's own {own}, without rewards"
-    if kind == prime_rl.ORCHESTRATOR:
-        return f"this is {prime_rl.FILE_NAMES[kind]}, and the loss is in the trainer's file: give both files"
+    if kind == keys.ORCHESTRATOR:
+        return f"this is {keys.FILE_NAMES[kind]}, and the loss is in the trainer's file: give both files"
     return ""
 
 
@@ -157,7 +157,7 @@ def _advantage(listed: Sequence[Source], remarks: list[str]) -> Choice | None:
     """The advantages of these sources: where they differ, those of the orchestrator's algorithm."""
     inherited = [one for one in listed if not one.algo.key.startswith(f"{one.key}.")]
     kind = (inherited or listed)[0].algo.name
-    rows = prime_rl.ADVANTAGES
+    rows = keys.ADVANTAGES
     for one in listed:
         if kind not in rows or rows.get(one.algo.name) != rows[kind]:
             remarks.append(f"{one.algo.key} = {one.algo.name!r}")
@@ -185,28 +185,28 @@ def _of_sources(table: Mapping[str, Any], listed: Sequence[Source]) -> Iterator[
     """Yield what is not carried over of the algorithms, the sampling and the curricula."""
     found = []
     for one in listed:
-        values = prime_rl.ALGORITHM_NOT_CARRIED.items()
+        values = keys.ALGORITHM_NOT_CARRIED.items()
         found += [
             f"{one.algo.options_key}.{name}"
             for name, neutral in values
             if one.algo.options.get(name) not in neutral
         ]
-        gates = not_carried(one.table, prime_rl.SOURCE_NOT_CARRIED)
+        gates = not_carried(one.table, keys.SOURCE_NOT_CARRIED)
         found += [f"{one.key}.{text}" for text in gates]
-    samplings = {key: at(table, *key.split(".")) for key in prime_rl.SAMPLINGS}
+    samplings = {key: at(table, *key.split(".")) for key in keys.SAMPLINGS}
     of_listed = [(f"{one.key}.sampling", at(one.table, "sampling")) for one in listed]
     for key, sampling in (*samplings.items(), *of_listed):
-        found += [f"{key}.{text}" for text in not_carried(sampling, prime_rl.SAMPLING_NOT_CARRIED)]
+        found += [f"{key}.{text}" for text in not_carried(sampling, keys.SAMPLING_NOT_CARRIED)]
     yield from dict.fromkeys(found)
 
 
 def _filters(table: Mapping[str, Any]) -> Iterator[str]:
     """Yield the filters that drop rollouts whatever their advantage is."""
-    for key in prime_rl.FILTERS:
+    for key in keys.FILTERS:
         listed = at(table, "orchestrator").get(key.rpartition(".")[2])
         for one in listed if isinstance(listed, list) else ():
             kind = at(one).get("type")
-            if at(one).get("enforce") is True and kind != prime_rl.FILTERED_BY_ADVANTAGE:
+            if at(one).get("enforce") is True and kind != keys.FILTERED_BY_ADVANTAGE:
                 yield f"{key}: {kind!r} with enforce = true"
 
 
@@ -224,8 +224,8 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     orchestrator: dict[str, Any] = {}
     upstream.generation_of(version)  # a ConfigError for one that is too old
     advantage = objective.advantage.loss.name if objective.advantage is not None else ""
-    kind = prime_rl.ALGORITHMS.get(advantage, prime_rl.DEFAULT_ALGORITHM)
-    if kind != prime_rl.DEFAULT_ALGORITHM:
+    kind = keys.ALGORITHMS.get(advantage, keys.DEFAULT_ALGORITHM)
+    if kind != keys.DEFAULT_ALGORITHM:
         orchestrator["algo"] = {"type": kind}
     if objective.group_size is not None:
         orchestrator["group_size"] = objective.group_size

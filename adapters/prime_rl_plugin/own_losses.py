@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from composer_plugins.adapters.prime_rl_plugin.surface import DEFAULT_POLICY
 from composer_plugins.errors import did_you_mean, near
 from composer_plugins.findings import Finding, Findings
 from composer_plugins.frameworks.contract import NamedLoss, Option, parameters_of
@@ -12,7 +13,6 @@ from composer_plugins.losses.choosing import Choice, find_one
 from composer_plugins.losses.row import REQUIRED, Loss, Parameter
 
 PARAMS = "policy_params"
-DEFAULT_POLICY = "dppo_tv@prime-rl"
 DEFAULT_KIND = "default"  # the type of a `[trainer.loss]` that does not name one
 
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from composer_plugins.adapters.prime_rl_plugin.own_losses import DEFAULT_POLICY, advice
 from composer_plugins.config import ComposerConfig, at, scaled_hint, unlikely
 from composer_plugins.errors import ComposerError
 from composer_plugins.findings import Finding, Findings, enforce, error_of
@@ -22,6 +21,7 @@ from composer_plugins.objective.rules import sum_over_tokens
 
 MODULE = "composer_plugins.adapters.prime_rl_plugin"
 TABLE = "trainer.loss.kwargs"
+DEFAULT_POLICY = "dppo_tv@prime-rl"
 DEFAULTS = {"policy": DEFAULT_POLICY, "hint_divergence": "sampled_token"}
 
 
@@ -145,7 +145,13 @@ def _explained(
     unknown: Mapping[str, Any], above: str, defaults: Mapping[str, Any], kwargs: Mapping[str, Any]
 ) -> Iterator[Finding]:
     """Yield an error for each option of the policy or of PRIME-RL's own losses, with its place here."""
-    chosen = chosen_policy(defaults, kwargs) if unknown else None
+    if not unknown:
+        return
+    from composer_plugins.adapters.prime_rl_plugin.own_losses import (
+        advice,
+    )  # which a right config never needs
+
+    chosen = chosen_policy(defaults, kwargs)
     for name, value in unknown.items():
         is_known = above and (chosen is None or name in chosen.parameters)
         if not is_known and (found := advice(name, value, chosen)):

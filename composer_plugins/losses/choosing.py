@@ -13,7 +13,6 @@ from typing import Any, cast
 from composer_plugins.errors import ConfigError, near, spelling, unknown
 from composer_plugins.findings import Finding, enforce
 from composer_plugins.losses import registry as installed
-from composer_plugins.losses.derived import kind_of_import_path, row_of_import_path
 from composer_plugins.losses.registry import Registry
 from composer_plugins.losses.row import (
     REQUIRED,
@@ -137,6 +136,8 @@ def choose(
 def _chosen(kind: Kind, name: str, option: str, known: Registry, also_accepted: Iterable[str]) -> Choice:
     """Return the loss or the dialect of this name, with the parameters of the dialect."""
     if ":" in name:
+        from composer_plugins.losses.derived import row_of_import_path
+
         by_path = {row.path: row for row in known.losses if row.kind == kind}
         loss = by_path.get(name) or row_of_import_path(name, kind, option, known.losses)
         return of_row(loss, option, None)
@@ -183,6 +184,8 @@ def find(
     if kind is not None:
         check_kind(kind, kind_key)
     if ":" in name:
+        from composer_plugins.losses.derived import kind_of_import_path, row_of_import_path
+
         kind = kind_of_import_path(name, key, registry.losses, cast(Kind | None, kind), kind_key)
         return [of_row(row_of_import_path(name, kind, key, registry.losses), key)]
     base, at, upstream = name.partition("@")

@@ -44,6 +44,7 @@ KINDS: dict[str, KindNames] = {
 
 
 # The aggregation modes: how a loss per token is reduced, by the names of the kind's rows.
+NORM = "seq-mean-token-sum-norm"  # the only mode with a constant
 MODES = (
     "token-mean",
     "token-sum",

@@ -6,11 +6,11 @@ from typing import Any, Literal, NamedTuple
 
 from composer_plugins.config import ComposerConfig
 from composer_plugins.losses.choosing import Choice, choose
+from composer_plugins.losses.row import NORM as NORM
 
 # What stands in place of a policy loss that the user has to choose. OmegaConf calls a value missing that is
 # written in this way, and TRL's and PRIME-RL's configs reject it.
 MISSING = "???"
-NORM = "seq-mean-token-sum-norm"  # the only mode with a constant
 # Whose log-probabilities a policy loss is given: those that the trainer computed before the update, those of
 # the rollout engine, or the policy's own, which makes the ratio 1.
 Behaviour = Literal["trainer", "rollout engine", "policy itself"]

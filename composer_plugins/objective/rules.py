@@ -6,7 +6,7 @@ from typing import Any
 from composer_plugins.findings import Finding
 from composer_plugins.frameworks.contract import SAMPLING, Framework
 from composer_plugins.losses.choosing import Choice
-from composer_plugins.objective.objective import NORM
+from composer_plugins.losses.row import NORM
 
 
 def own_denominator(choice: Choice, framework: Framework) -> str:

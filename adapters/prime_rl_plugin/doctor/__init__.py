@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from composer_plugins.adapters.prime_rl_plugin import own_losses, upstream
+from composer_plugins.adapters.prime_rl_plugin import keys, own_losses, upstream
 from composer_plugins.adapters.prime_rl_plugin.doctor import probe
 from composer_plugins.adapters.prime_rl_plugin.doctor.channels import (
     STAMP_WORDS,
@@ -64,7 +64,7 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
     question: dict[str, Any] = {"import_path": path, "plugins": sorted(plugins), "words": STAMP_WORDS}
     question |= {"installation": upstream.INSTALLATION, "modules": [*modules(run)]}
     question["filters"] = sorted({path for one in run.sources if "." in (path := one.algo.filter_path)})
-    own_class = prime_rl.CONFIG_CLASSES[run.kind]
+    own_class = keys.CONFIG_CLASSES[run.kind]
     question["config"] = (*own_class, run.config) if target.version is None else None
     facts = ask(target.python, Path(probe.__file__), json.dumps(question, default=str))
     release, features = facts["prime_rl"]
@@ -87,11 +87,11 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
     found += [*filters(run, facts["filters"], target.python), *echo_filters(run)]
     reported = {one.key for one in found}
     found += [one for one in echo_terms(run) if one.key not in reported]
-    if run.kind == prime_rl.ORCHESTRATOR:  # whose options are at the top
+    if run.kind == keys.ORCHESTRATOR:  # whose options are at the top
         found = [one.without(NOT_LISTED) for one in found]
     found += names(run, facts["rejected"], {one.key for one in found if one.severity == "error"})
     compared = against(target, release, generation, by_features is not None)
-    compared += f"; read as {prime_rl.FILE_NAMES[run.kind]}"
+    compared += f"; read as {keys.FILE_NAMES[run.kind]}"
     compared += "" if facts["rejected"] is None else f", which PRIME-RL's own {own_class[1]} checked"
     return Examination(compared, tuple(found))
 
@@ -124,17 +124,17 @@ def against(target: Target, release: str | None, generation: Generation, is_by_f
 
 def loss_table(run: Run) -> Iterator[Finding]:
     """Whether there is a table of type "custom", and whether it has options that PRIME-RL does not know."""
-    if run.kind == prime_rl.SFT:
-        problem = f"this is {prime_rl.FILE_NAMES[run.kind]}, which has no policy loss"
+    if run.kind == keys.SFT:
+        problem = f"this is {keys.FILE_NAMES[run.kind]}, which has no policy loss"
         yield Finding("info", "loss", problem, "give the doctor a file of an RL run")
         return
-    if run.kind in (prime_rl.ORCHESTRATOR, prime_rl.INFERENCE):
-        problem = f"this is {prime_rl.FILE_NAMES[run.kind]}, and the loss is in the trainer's"
+    if run.kind in (keys.ORCHESTRATOR, keys.INFERENCE):
+        problem = f"this is {keys.FILE_NAMES[run.kind]}, and the loss is in the trainer's"
         remedy = "give the doctor the trainer's file too, or the rl.toml, which has all three"
         yield Finding("info", "loss", problem, remedy)
         return
     key, ours = run.loss_key, f'set type = "custom" and import_path = "{MODULE}.loss_fn" in [{run.loss_key}]'
-    for name in prime_rl.TRAINER_TABLES:
+    for name in keys.TRAINER_TABLES:
         if run.is_for_rl and name in run.config:
             problem = f"this table is at the top of a file for `rl`, which reads [trainer.{name}]"
             remedy = f"rename it to [trainer.{name}]; only a trainer's own config has it at the top"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from composer_plugins.adapters.prime_rl_plugin import upstream
+from composer_plugins.adapters.prime_rl_plugin import keys, upstream
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import (
     ECHO_FILTER,
     NOT_LISTED,
@@ -13,12 +13,12 @@ from composer_plugins.adapters.prime_rl_plugin.doctor.file import (
     routed,
     table,
 )
+from composer_plugins.adapters.prime_rl_plugin.keys import ROUTED
 from composer_plugins.adapters.prime_rl_plugin.store import KINDS, Store
 from composer_plugins.adapters.prime_rl_plugin.surface import Requested
 from composer_plugins.errors import ComposerError, unknown
 from composer_plugins.findings import Finding
-from composer_plugins.frameworks import prime_rl
-from composer_plugins.frameworks.prime_rl import ECHO, NODE, ROUTED, TESTED, Generation
+from composer_plugins.frameworks.prime_rl import ECHO, NODE, TESTED, Generation
 from composer_plugins.objective.rules import cut_sampling
 
 # Words in the source of an environment that stamps: our functions, verifiers' fields, PRIME-RL's own stream.
@@ -67,14 +67,14 @@ def groups_of_one(run: Run, asked: Requested, generation: Generation) -> Iterato
     orchestrator = table(run.config, "orchestrator")
     if not orchestrator:
         return
-    unset = f"orchestrator.{prime_rl.GROUP_SIZE}"
+    unset = f"orchestrator.{keys.GROUP_SIZE}"
     dropped = list(_filtered_out(run, asked, generation))
     effect = f", and only {asked.any} trains" if asked.any else ""
     effect = ", and PRIME-RL drops such samples and ends after 10 empty batches" if dropped else effect
     remedy = "set it to 2 or more, unless the environment's episodes have several agents"
     groups = {(one.algo.name, one.group_size.key, str(one.group_size.value)) for one in run.sources}
     for name, key, size in sorted(groups):
-        if name in prime_rl.GROUP_RELATIVE and (size == "1" or not key):
+        if name in keys.GROUP_RELATIVE and (size == "1" or not key):
             problem = f"it is {'1' if key else 'not set, which means 1'}, and {name!r} subtracts the group's "
             problem += f"mean reward, so every advantage is 0{effect}"
             yield Finding("warning", key or unset, problem, remedy)
@@ -161,7 +161,7 @@ def _filtered_out(run: Run, asked: Requested, generation: Generation) -> Iterato
     listed = {"pre_batch_filters", "post_batch_filters"} & orchestrator.keys()
     if generation.stamps == NODE and not listed:
         train = table(orchestrator, "train")
-        option = prime_rl.NEWEST_OPTION
+        option = keys.NEWEST_OPTION
         if train.get(option, True) is not False:
             value = "true" if option in train else "not set, which means true"
             remedy = f"set {option} = false in [orchestrator.train]"

@@ -5,11 +5,11 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from composer_plugins.adapters.prime_rl_plugin import keys
 from composer_plugins.adapters.prime_rl_plugin.surface import MODULE
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, did_you_mean, near, unknown
 from composer_plugins.findings import Finding
-from composer_plugins.frameworks import prime_rl
 from composer_plugins.objective.files import replaced, table_of
 from composer_plugins.objective.keys import not_understood
 
@@ -39,17 +39,17 @@ class Algorithm(NamedTuple):
     @property
     def filter_path(self) -> str:
         """The import path of the filter, which only the algorithm "echo" has; "" if there is none."""
-        path = self.filter.get("import_path") if self.name == prime_rl.ECHO_ALGORITHM else None
+        path = self.filter.get("import_path") if self.name == keys.ECHO_ALGORITHM else None
         return path if isinstance(path, str) else ""
 
     @property
     def echo(self) -> str:
         """What "echo" trains beside the policy loss, in words; "" where it trains nothing else."""
-        if self.name != prime_rl.ECHO_ALGORITHM or self.filter_path == ECHO_FILTER:
+        if self.name != keys.ECHO_ALGORITHM or self.filter_path == ECHO_FILTER:
             return ""
-        roles = self.options.get("roles", prime_rl.ECHO_ROLES)
+        roles = self.options.get("roles", keys.ECHO_ROLES)
         roles = roles if isinstance(roles, dict) else {}
-        weights = {role: table(one).get("alpha", prime_rl.ECHO_ALPHA) for role, one in roles.items()}
+        weights = {role: table(one).get("alpha", keys.ECHO_ALPHA) for role, one in roles.items()}
         shown = ", ".join(f"{role} {alpha}" for role, alpha in weights.items())
         only = f", of those that {self.filter_path} selects" if self.filter_path else ""
         return f"a cross-entropy on observation tokens, weighted by the alpha of their role ({shown}){only}"
@@ -90,12 +90,12 @@ class Run(NamedTuple):
     loss_key: str
     loss: dict[str, Any] | None
     sources: list[Source]
-    kind: str  # a key of prime_rl.FILE_NAMES
+    kind: str  # a key of keys.FILE_NAMES
 
     @property
     def is_for_rl(self) -> bool:
         """Whether it is a file for `rl`."""
-        return self.kind == prime_rl.RL
+        return self.kind == keys.RL
 
     @property
     def path(self) -> str:
@@ -108,16 +108,16 @@ def read(files: Sequence[Path], overrides: Sequence[str] = ()) -> Run:
     """Read and merge the files. ConfigError if one cannot be read, or none is PRIME-RL's."""
     config = merged_config(files, overrides)
     kind = kind_of(config)
-    tops = {*prime_rl.RL_TABLES, *prime_rl.OWN_FILES[prime_rl.TRAINER], "model"}
-    if not any(near(name, tops, completes=False) for name in config) and kind == prime_rl.TRAINER:
+    tops = {*keys.RL_TABLES, *keys.OWN_FILES[keys.TRAINER], "model"}
+    if not any(near(name, tops, completes=False) for name in config) and kind == keys.TRAINER:
         problem = "is not a config of PRIME-RL: it has none of its tables"
         remedy = "give one with [trainer], [orchestrator] or [inference] (rl.toml), or with [loss] or [model]"
         raise ConfigError(", ".join(map(str, files)), problem, remedy)
-    for name in prime_rl.RL_TABLES:
+    for name in keys.RL_TABLES:
         if not isinstance(config.get(name, {}), dict):
             raise ConfigError(name, f"it is {config[name]!r}", f"make it a table: [{name}]")
     loss = table(as_rl(config, kind), "trainer").get("loss")
-    key = "loss" if kind == prime_rl.TRAINER else "trainer.loss"
+    key = "loss" if kind == keys.TRAINER else "trainer.loss"
     if loss is not None and not isinstance(loss, dict):
         remedy = f"make it a table: [{key}] with type, import_path and kwargs"
         raise ConfigError(key, f"it is {loss!r}", remedy)
@@ -125,21 +125,21 @@ def read(files: Sequence[Path], overrides: Sequence[str] = ()) -> Run:
 
 
 def kind_of(config: Mapping[str, Any]) -> str:
-    """Which kind of file this is: a key of prime_rl.FILE_NAMES. One without a mark is a trainer's own."""
-    of_rl = [*prime_rl.RL_TABLES, *([prime_rl.INFERENCE_TABLE] if "data" not in config else [])]
-    alone = bool(config) and config.keys() <= {*prime_rl.DEPLOYMENT_TABLES}
-    of_rl += prime_rl.DEPLOYMENT_TABLES if "loss" in config or alone else []
+    """Which kind of file this is: a key of keys.FILE_NAMES. One without a mark is a trainer's own."""
+    of_rl = [*keys.RL_TABLES, *([keys.INFERENCE_TABLE] if "data" not in config else [])]
+    alone = bool(config) and config.keys() <= {*keys.DEPLOYMENT_TABLES}
+    of_rl += keys.DEPLOYMENT_TABLES if "loss" in config or alone else []
     if any(name in config for name in of_rl):
-        return prime_rl.RL
-    if "loss" not in config and table(config, "data").keys() - prime_rl.FAKE_DATA:
-        return prime_rl.SFT
-    marks = {kind: sum(one in config for one in names) for kind, names in prime_rl.OWN_FILES.items()}
+        return keys.RL
+    if "loss" not in config and table(config, "data").keys() - keys.FAKE_DATA:
+        return keys.SFT
+    marks = {kind: sum(one in config for one in names) for kind, names in keys.OWN_FILES.items()}
     return max(marks, key=lambda kind: marks[kind])
 
 
 def as_rl(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """The options of a file below the tables that they have in an rl.toml."""
-    return dict(config) if kind == prime_rl.RL else {kind: dict(config)}
+    return dict(config) if kind == keys.RL else {kind: dict(config)}
 
 
 def merged_config(files: Sequence[Path], overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def without_none(value: Any, name: str = "") -> Any:
 def together(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Several files as one: the trainer's own and the orchestrator's, or files that add to one another."""
     own = [kind_of(one) for one in tables]
-    if prime_rl.RL not in own and len(set(own)) > 1:
+    if keys.RL not in own and len(set(own)) > 1:
         tables = [as_rl(one, kind) for one, kind in zip(tables, own, strict=True)]
     return reduce(merged, tables, {})
 
@@ -191,19 +191,10 @@ def table(config: Any, *keys: str) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def keys(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Yield the dotted keys of a config, of tables too; those in a list of tables have no number."""
-    for name, value in config.items():
-        yield f"{above}{name}"
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, Mapping):
-                yield from keys(one, f"{above}{name}.")
-
-
 def unread(config: Mapping[str, Any], *checked: str) -> Iterator[str]:
     """The keys of an rl.toml that are not understood. Those of `checked` are looked at elsewhere."""
     algorithms = {one.algo.key for one in sources(config)}
-    return not_understood(config, prime_rl.KNOWN_KEYS | algorithms | {*checked})
+    return not_understood(config, keys.KNOWN_KEYS | algorithms | {*checked})
 
 
 def not_known(config: Mapping[str, Any], kind: str) -> Iterator[Finding]:
@@ -211,15 +202,15 @@ def not_known(config: Mapping[str, Any], kind: str) -> Iterator[Finding]:
 
     The names in the table of the loss, which has options by its type, are left out.
     """
-    if kind == prime_rl.SFT:
+    if kind == keys.SFT:
         return
-    whole, known = as_rl(config, kind), prime_rl.KNOWN_KEYS
+    whole, known = as_rl(config, kind), keys.KNOWN_KEYS
     for key in dict.fromkeys(unread(whole, "trainer.loss")):
         holder, _, name = key.rpartition(".")
-        above = "" if holder == kind and near(name, prime_rl.RL_TABLES) else f"{holder}." if holder else ""
+        above = "" if holder == kind and near(name, keys.RL_TABLES) else f"{holder}." if holder else ""
         given = config if holder == kind else table(whole, *filter(None, holder.split(".")))
         nearest = list[str]()
-        for listed in (known - prime_rl.NO_BEARING, known):
+        for listed in (known - keys.NO_BEARING, known):
             beside = {one.removeprefix(above).partition(".")[0] for one in listed if one.startswith(above)}
             nearest = nearest or near(name, sorted(beside - given.keys()), completes=False)
         problem, remedy = "it is not understood, and it may bear on the loss", "correct it, or remove it"
@@ -233,14 +224,14 @@ def algorithm(holder: Mapping[str, Any], above: str) -> Algorithm | None:
     if "algo" in holder and above == NOT_LISTED:  # null at a source is the orchestrator's, and here is none
         given = "None" if given is None else given
     if given and isinstance(given, dict):
-        return Algorithm(str(given.get("type", prime_rl.DEFAULT_ALGORITHM)), f"{key}.type", given, key)
+        return Algorithm(str(given.get("type", keys.DEFAULT_ALGORITHM)), f"{key}.type", given, key)
     return Algorithm(str(given), key, {}, key) if given else None
 
 
 def unknown_algorithms(listed: Iterable[Source]) -> Iterator[ConfigError]:
     """Yield the error for each algorithm that no release of PRIME-RL has."""
-    wrong = {one.algo.key: one.algo.name for one in listed if one.algo.name not in prime_rl.ALGORITHM_TYPES}
-    known = prime_rl.ALGORITHM_TYPES - {"None"}
+    wrong = {one.algo.key: one.algo.name for one in listed if one.algo.name not in keys.ALGORITHM_TYPES}
+    known = keys.ALGORITHM_TYPES - {"None"}
     return (unknown(key, name, known, noun="algorithm") for key, name in wrong.items())
 
 
@@ -259,10 +250,10 @@ def sources(config: Mapping[str, Any]) -> Iterator[Source]:
     """
     orchestrator = table(config, "orchestrator")
     algo_key = f"{NOT_LISTED}.algo"
-    default = Algorithm(prime_rl.DEFAULT_ALGORITHM, f"{algo_key}.type", {}, algo_key)
+    default = Algorithm(keys.DEFAULT_ALGORITHM, f"{algo_key}.type", {}, algo_key)
     common = algorithm(orchestrator, NOT_LISTED) or default
-    shared = {key: at(config, key) for key in prime_rl.SAMPLINGS}
-    tables = {key: at(config, key) for key in prime_rl.SOURCES}
+    shared = {key: at(config, key) for key in keys.SAMPLINGS}
+    tables = {key: at(config, key) for key in keys.SOURCES}
     listed = [(key, one) for key, every in tables.items() if isinstance(every, list) for one in every]
     for key, one in listed or [(NOT_LISTED, orchestrator)]:
         own, env = table(one), table(one, "env")
@@ -274,7 +265,7 @@ def sources(config: Mapping[str, Any]) -> Iterator[Source]:
             name=str(own.get("name") or own.get("id") or next(iter(plugins.values()), "")),
             table=own,
             algo=algorithm(own, key) or common,
-            group_size=last_set({NOT_LISTED: orchestrator, key: own}, prime_rl.GROUP_SIZE),
+            group_size=last_set({NOT_LISTED: orchestrator, key: own}, keys.GROUP_SIZE),
             temperature=last_set(samplings, "temperature"),
             samplings=samplings,
             plugins=plugins,
@@ -283,7 +274,7 @@ def sources(config: Mapping[str, Any]) -> Iterator[Source]:
 
 def routed(listed: Sequence[Source]) -> tuple[list[Routed], bool]:
     """The samples of these sources that no policy loss trains, and whether all of them are such samples."""
-    own = prime_rl.ROUTED
+    own = keys.ROUTED
     found = [
         Routed(one.algo.key, one.algo.name, own[one.algo.name]) for one in listed if one.algo.name in own
     ]

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from composer_plugins.adapters.prime_rl_plugin import keys
 from composer_plugins.adapters.prime_rl_plugin.doctor import examine, probe
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import kind_of, not_known
 from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_live
 from composer_plugins.conformance.stubs import Empty
 from composer_plugins.diagnosis import Target
-from composer_plugins.frameworks import prime_rl
 from parity_tests.cases.prime_rl import LOSS, PLAIN, POLICY, edited, examined, find
 from parity_tests.rigs.paths import ROOT
 from parity_tests.rigs.prime_rl_checkout import checkout, with_checkout
@@ -182,7 +182,7 @@ def test_no_field_of_its_classes_is_taken_for_misspelt() -> None:
             config: dict[str, Any] = {field: {}}
             for key in reversed(holder.split(".") if holder else []):
                 config = {key: config}
-            assert [*not_known(config, prime_rl.RL)] == [], (holder, field)
+            assert [*not_known(config, keys.RL)] == [], (holder, field)
 
 
 @with_checkout
@@ -192,7 +192,7 @@ def test_no_file_of_its_examples_has_a_name_that_is_taken_for_misspelt() -> None
     for file, config in files:
         assert [*not_known(config, kind_of(config))] == [], file
         if {"trainer", "orchestrator", "loss", "model"} & config.keys():
-            at_the_top = [one for one in find(file.read_text()) if one.key in prime_rl.TRAINER_TABLES]
+            at_the_top = [one for one in find(file.read_text()) if one.key in keys.TRAINER_TABLES]
             assert [one for one in at_the_top if one.severity == "error"] == [], file
 
 
@@ -205,19 +205,19 @@ def tomls() -> Iterator[tuple[Path, dict[str, Any]]]:
 @with_checkout
 def test_the_tables_at_the_top_are_those_of_its_two_classes() -> None:
     of_rl, trainers = classes()["RLConfig"], classes()["TrainerConfig"]
-    only_rl = {*prime_rl.RL_TABLES, prime_rl.INFERENCE_TABLE, *prime_rl.DEPLOYMENT_TABLES}
+    only_rl = {*keys.RL_TABLES, keys.INFERENCE_TABLE, *keys.DEPLOYMENT_TABLES}
     assert only_rl <= of_rl.keys() - trainers.keys()
-    assert set(prime_rl.TRAINER_TABLES) <= trainers.keys() - of_rl.keys()
-    module, name = prime_rl.RL_CONFIG
+    assert set(keys.TRAINER_TABLES) <= trainers.keys() - of_rl.keys()
+    module, name = keys.RL_CONFIG
     files = {file.stem for file in checkout().glob("**/prime_rl/configs/*.py")}
-    assert {module.rpartition(".")[2], prime_rl.TRAINER_CONFIG[0].rpartition(".")[2]} <= files
-    assert name == "RLConfig" and prime_rl.TRAINER_CONFIG[1] == "TrainerConfig"
+    assert {module.rpartition(".")[2], keys.TRAINER_CONFIG[0].rpartition(".")[2]} <= files
+    assert name == "RLConfig" and keys.TRAINER_CONFIG[1] == "TrainerConfig"
 
 
 @with_checkout
 def test_a_group_has_one_completion_where_its_size_is_not_set() -> None:
     fields = classes()["OrchestratorConfig"]
-    one = fields[prime_rl.GROUP_SIZE]
+    one = fields[keys.GROUP_SIZE]
     default = one.value.args[0] if isinstance(one.value, ast.Call) else one.value
     assert isinstance(default, ast.Constant) and default.value == 1
 
@@ -232,10 +232,10 @@ def test_its_own_class_accepts_its_examples_and_rejects_a_misspelt_name() -> Non
     files = [(file, config) for file, config in tomls() if {"trainer", "orchestrator"} <= config.keys()]
     assert len(files) > 30
     for file, config in files:
-        rejected = probe.rejected(*prime_rl.RL_CONFIG, config)
+        rejected = probe.rejected(*keys.RL_CONFIG, config)
         assert rejected == [], file
         config["trainer"]["los"] = config["trainer"].pop("loss", {})
-        rejected = probe.rejected(*prime_rl.RL_CONFIG, config)
+        rejected = probe.rejected(*keys.RL_CONFIG, config)
         assert [key for key, *_ in rejected or ()] == ["trainer.los"]
 
 

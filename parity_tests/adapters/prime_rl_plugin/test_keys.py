@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from composer_plugins.frameworks.prime_rl import KNOWN_KEYS
+from composer_plugins.adapters.prime_rl_plugin.keys import KNOWN_KEYS
 from parity_tests.rigs.paths import TESTS
 from parity_tests.rigs.prime_rl_checkout import checkout, with_checkout
 from parity_tests.rigs.prime_rl_keys import keys

@@ -14,10 +14,10 @@ import yaml
 from typer.testing import CliRunner
 
 from composer_plugins import cli
+from composer_plugins.adapters.prime_rl_plugin import keys
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import kind_of
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError
-from composer_plugins.frameworks import prime_rl
 from composer_plugins.objective.objective import MISSING
 from composer_plugins.objective.resolve import migrate, resolve
 
@@ -377,7 +377,7 @@ def test_a_key_that_is_not_understood_is_named_first(command: Run, more: str, un
 
 
 def test_every_key_that_is_not_carried_over_is_a_known_one() -> None:
-    keys = {*prime_rl.NOT_CARRIED, "orchestrator.group_size"}
-    keys |= {f"{one}.{name}" for one in prime_rl.SAMPLINGS for name in prime_rl.SAMPLING_NOT_CARRIED}
-    keys |= {f"{one}.algo.{name}" for one in prime_rl.SOURCES for name in prime_rl.ALGORITHM_NOT_CARRIED}
-    assert keys <= prime_rl.KNOWN_KEYS
+    listed = {*keys.NOT_CARRIED, "orchestrator.group_size"}
+    listed |= {f"{one}.{name}" for one in keys.SAMPLINGS for name in keys.SAMPLING_NOT_CARRIED}
+    listed |= {f"{one}.algo.{name}" for one in keys.SOURCES for name in keys.ALGORITHM_NOT_CARRIED}
+    assert listed <= keys.KNOWN_KEYS
