@@ -743,7 +743,7 @@ IN_THE_WILD: list[tuple[str, str, str, int, str]] = [
     (FOUR_MODES, "loss", "--as tinker --version 0.5.0", 2, "one version of tinker alone"),
     (FOUR_MODES, "four", "--as verl --version 0.6.0", 0, "0 failed"),
     (FOUR_MODES, "four", "--as verl --version 0.6.1", 1, "--version 0.6.0 checks it for that"),
-    (LOSS_INPUTS, "teacher", "--as prime-rl --version 0.8.0 --option weight=0.2", 1, "log_weights"),
+    (LOSS_INPUTS, "teacher", "--as prime-rl --version 0.8.0 --option weight=0.2", 0, "loss_weights change nothing"),
     (LOSS_INPUTS, "teacher", "--as prime-rl --option wieght=0.2", 2, "did you mean 'weight'?"),
     (LOSS_INPUTS, "teacher", "--as prime-rl --version 0.7.0", 2, "0.7.0 is older than 0.8.0, the oldest"),
     (LOSS_INPUTS, "distilled", "--as prime-rl", 0, "nothing where the policies are equal"),
