@@ -21,17 +21,13 @@ ECHO_ROLES: dict[str, Any] = {"tool": {"alpha": ECHO_ALPHA}}
 ROUTED = {"opd": "ref_kl", "opsd": "ref_kl", "sft": "ce"}
 # Every type of an algorithm. "None" stands for null.
 ALGORITHM_TYPES = {*ADVANTAGES, *ROUTED, "rae", "hierarchical_grpo", "custom", "None"}
-# Algorithms that subtract the mean of the group's rewards. A group has one completion where its size is not
-# set.
-GROUP_RELATIVE = ("grpo", "echo", "max_rl")
+# A group has one completion where its size is not set.
 GROUP_SIZE, DEFAULT_GROUP_SIZE = "group_size", 1
 
 # Tables that an rl.toml has at the top and the files of its parts have not. A config for supervised training
 # may have the last three, beside [data] and without [loss].
 RL_TABLES = ("trainer", "orchestrator")
 INFERENCE_TABLE, DEPLOYMENT_TABLES = "inference", ("deployment", "slurm")
-# Tables at the top of a trainer's own config, which an rl.toml has below [trainer].
-TRAINER_TABLES = ("loss", "optim", "scheduler", "data")
 RL, TRAINER, ORCHESTRATOR, INFERENCE, SFT = "rl", "trainer", "orchestrator", "inference", "sft"
 FAKE_DATA = {
     "fake"

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from composer_plugins.adapters.prime_rl_plugin import keys
 from composer_plugins.adapters.prime_rl_plugin.surface import MODULE
 from composer_plugins.config import at
-from composer_plugins.errors import ConfigError, did_you_mean, near, unknown
-from composer_plugins.findings import Finding
+from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.objective.files import replaced, table_of
 from composer_plugins.objective.keys import not_understood
 
@@ -30,11 +29,6 @@ class Algorithm(NamedTuple):
     def filter(self) -> dict[str, Any]:
         """Its filter, with import_path and kwargs."""
         return table(self.options, "filter")
-
-    @property
-    def filter_key(self) -> str:
-        """The key of the filter."""
-        return f"{self.options_key}.filter"
 
     @property
     def filter_path(self) -> str:
@@ -109,7 +103,7 @@ def read(files: Sequence[Path], overrides: Sequence[str] = ()) -> Run:
     config = merged_config(files, overrides)
     kind = kind_of(config)
     tops = {*keys.RL_TABLES, *keys.OWN_FILES[keys.TRAINER], "model"}
-    if not any(near(name, tops, completes=False) for name in config) and kind == keys.TRAINER:
+    if not any(name in tops for name in config) and kind == keys.TRAINER:
         problem = "is not a config of PRIME-RL: it has none of its tables"
         remedy = "give one with [trainer], [orchestrator] or [inference] (rl.toml), or with [loss] or [model]"
         raise ConfigError(", ".join(map(str, files)), problem, remedy)
@@ -195,27 +189,6 @@ def unread(config: Mapping[str, Any], *checked: str) -> Iterator[str]:
     """The keys of an rl.toml that are not understood. Those of `checked` are looked at elsewhere."""
     algorithms = {one.algo.key for one in sources(config)}
     return not_understood(config, keys.KNOWN_KEYS | algorithms | {*checked})
-
-
-def not_known(config: Mapping[str, Any], kind: str) -> Iterator[Finding]:
-    """A warning for each name that is not understood, with the one of PRIME-RL's that it is misspelt for.
-
-    The names in the table of the loss, which has options by its type, are left out.
-    """
-    if kind == keys.SFT:
-        return
-    whole, known = as_rl(config, kind), keys.KNOWN_KEYS
-    for key in dict.fromkeys(unread(whole, "trainer.loss")):
-        holder, _, name = key.rpartition(".")
-        above = "" if holder == kind and near(name, keys.RL_TABLES) else f"{holder}." if holder else ""
-        given = config if holder == kind else table(whole, *filter(None, holder.split(".")))
-        nearest = list[str]()
-        for listed in (known - keys.NO_BEARING, known):
-            beside = {one.removeprefix(above).partition(".")[0] for one in listed if one.startswith(above)}
-            nearest = nearest or near(name, sorted(beside - given.keys()), completes=False)
-        problem, remedy = "it is not understood, and it may bear on the loss", "correct it, or remove it"
-        remedy = did_you_mean(nearest) if nearest else remedy
-        yield Finding("warning", key.removeprefix(f"{kind}."), problem, remedy)
 
 
 def algorithm(holder: Mapping[str, Any], above: str) -> Algorithm | None:

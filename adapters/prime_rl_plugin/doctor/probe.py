@@ -86,7 +86,7 @@ def words(plugin: str, wanted: list[str]) -> list[str] | None:
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
     files = [file for folder in folders for file in folder.rglob("*.py")] or [Path(spec.origin or "")]
     text = "\n".join(file.read_text(errors="replace") for file in files if file.is_file())
-    return sorted({word.strip("'\"") for word in wanted if word in text})
+    return sorted({word for word in wanted if word in text})
 
 
 def release(distribution: str, package: str, features: Sequence[tuple[str, str]]) -> list[Any]:
@@ -150,7 +150,6 @@ if __name__ == "__main__":
         "prime_rl": release(*question["installation"]),
         "package": package(),
         "loss": loss(path) if path else None,
-        "filters": {path: loss(path) for path in question["filters"]},
         "plugins": {plugin: words(plugin, question["words"]) for plugin in question["plugins"]},
         "rejected": rejected(*question["config"]) if question["config"] else None,
     }

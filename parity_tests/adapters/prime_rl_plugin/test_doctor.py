@@ -35,7 +35,6 @@ from parity_tests.cases.prime_rl import (
     POLICY,
     REPLAY,
     SOUND,
-    SOURCE,
     STAMPS,
     STORE,
     aged,
@@ -53,7 +52,6 @@ ON = f"{OFF} => filter_zero_advantages = true"
 GATE = 'curriculum.gates.easy = { type = "advantage_range", reject_min = 0.1, reject_max = 1.0 }'
 FOREIGN = f'{FUNCTION} => import_path = "json.dumps"'
 WITH_ECHO = f"{GRPO} => {ECHO} & + {LOGGED}"
-ONE = "group_size = 8 =>"  # of a group
 CUSTOM = '[trainer.loss]\ntype = "custom"\nimport_path = "{}"'
 
 
@@ -81,22 +79,6 @@ CUSTOM = '[trainer.loss]\ntype = "custom"\nimport_path = "{}"'
 )
 def test_nothing_is_found_where_all_is_sound(edits: str, version: str | None, stamps: list[str]) -> None:
     assert find(aged(edited(edits), version), version, plugins={"my-env": stamps}) == []
-
-
-@pytest.mark.parametrize(
-    ("edits", "version"),
-    [
-        (f'{ONE} & "grpo" => "rae"', None),
-        (f'{ONE} & "grpo" => "opsd"', None),
-        (f'{ONE} & name = "mine" => name = "mine"; group_size = 4', None),
-        (f"{ONE} & {HINT} => {HINT}; policy_weight = 0", None),
-        (f"{ONE} & dppo_tv@prime-rl => ref_kl", None),
-        (f"{ONE} & {FOREIGN}", None),
-    ],
-)
-def test_a_group_of_one_completion_that_trains_is_not_warned_of(edits: str, version: str | None) -> None:
-    found = find(edited(edits), version)
-    assert [one for one in found if "every advantage is 0" in one.problem] == []
 
 
 def test_a_loss_of_somebody_elses_does_not_need_this_package() -> None:
@@ -253,19 +235,11 @@ def interpreter(tmp_path: Path, command: str) -> str:
     return str(program)
 
 
-def test_a_filter_that_cannot_be_imported_is_found(modules: Path) -> None:
-    text = edited(f"{GRPO} => {ECHO.replace('echo_filter', 'echo_filtr')} & {SOURCE} =>")
-    (found,) = [one for one in find(text, python=sys.executable) if one.key.endswith("import_path")]
-    assert (found.severity, found.key) == ("error", "orchestrator.algo.filter.import_path")
-    assert "did you mean 'echo_filter'" in found.remedy
-
-
 def test_an_environments_source_is_read_without_importing_it(modules: Path) -> None:
     source = "raise SystemExit\ndef finalize(): stamp_reference()\nx = {'ref_kl': 1}"
     (modules / "my_env.py").write_text(source)
     found = find(SOUND, python=sys.executable)
-    assert [one.problem.partition(" is set")[0] for one in found] == [REPLAY, HINT]
-    assert "ref_kl" in found[1].problem
+    assert [one.problem.partition(" is set")[0] for one in found] == [REPLAY]
 
 
 def test_an_interpreter_without_this_package_is_found(tmp_path: Path) -> None:
