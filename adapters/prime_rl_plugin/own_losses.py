@@ -4,11 +4,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from composer_plugins.adapters.prime_rl_plugin.surface import DEFAULT_POLICY
 from composer_plugins.errors import did_you_mean, near
 from composer_plugins.findings import Finding, Findings
 from composer_plugins.frameworks.contract import NamedLoss, Option, parameters_of
-from composer_plugins.frameworks.prime_rl import LOSSES, NO_MASK
+from composer_plugins.frameworks.prime_rl import DEFAULT_POLICY, LOSSES, NO_MASK
 from composer_plugins.losses.choosing import Choice, find_one
 from composer_plugins.losses.row import REQUIRED, Loss, Parameter
 

@@ -9,6 +9,7 @@ from composer_plugins.errors import ComposerError
 from composer_plugins.findings import Finding, Findings, enforce, error_of
 from composer_plugins.frameworks.prime_rl import (
     DECIDED_ELSEWHERE,
+    DEFAULT_POLICY,
     GLOBAL_TOKENS,
     MODE,
     NEWEST_TESTED,
@@ -21,7 +22,6 @@ from composer_plugins.objective.rules import sum_over_tokens
 
 MODULE = "composer_plugins.adapters.prime_rl_plugin"
 TABLE = "trainer.loss.kwargs"
-DEFAULT_POLICY = "dppo_tv@prime-rl"
 DEFAULTS = {"policy": DEFAULT_POLICY, "hint_divergence": "sampled_token"}
 
 

@@ -46,9 +46,10 @@ def _option(key: str, default: float, *parameters: str) -> Option:
 
 
 _TAUS = _option("adv_tau", 1.0), _option("kl_tau", 1e-3)
+DEFAULT_POLICY = "dppo_tv@prime-rl"  # of our loss, as of PRIME-RL
 LOSSES = (
     NamedLoss(
-        "dppo_tv@prime-rl",
+        DEFAULT_POLICY,
         {"type": "default"},
         (_option("dppo_mask_low", 0.2, "tv_low"), _option("dppo_mask_high", 0.2, "tv_high"), *_TAUS),
     ),
