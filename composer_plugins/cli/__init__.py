@@ -27,6 +27,7 @@ from composer_plugins.cli.console import answer, complain, foreign_code, install
 from composer_plugins.cli.demo import demo
 from composer_plugins.cli.diff import diff
 from composer_plugins.cli.doctor import doctor
+from composer_plugins.cli.given import WithWords
 from composer_plugins.cli.migrate import migrate
 from composer_plugins.cli.new_plugin import new_plugin
 from composer_plugins.cli.plot import plot
@@ -194,8 +195,10 @@ def explain(
 for command in (list_losses, explain, diff, check, conform, doctor, migrate, teacher, new_plugin, plot, demo):
     # Without a short help, `--help` shows the first line of the docstring cut to the width of the terminal.
     summary, _, _ = (inspect.getdoc(command) or "").partition("\n")
-    # doctor and migrate take the options of a framework's own command line.
-    more = {"ignore_unknown_options": True} if command in (doctor, migrate) else {}
-    app.command("list" if command is list_losses else None, short_help=summary, context_settings=more)(
-        command
-    )
+    has_words = command in (doctor, migrate)
+    app.command(
+        "list" if command is list_losses else None,
+        cls=WithWords if has_words else None,
+        short_help=summary,
+        context_settings={"ignore_unknown_options": True} if has_words else {},
+    )(command)

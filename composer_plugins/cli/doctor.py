@@ -48,6 +48,7 @@ def is_examinable(framework: Framework) -> bool:
 
 
 def doctor(
+    context: typer.Context,
     given: Annotated[
         list[str] | None,
         typer.Argument(
@@ -94,7 +95,7 @@ def doctor(
     name = "verl" if verl else framework
     if name is not None and name not in examinable():
         raise unreadable("--framework", name, examinable())
-    config = command_line.read(given or (), name or "", script)
+    config = command_line.read_all(given or (), name or "", script, context.obj)
     name = config.framework or framework_of(config.files, config.overrides)
     known = examinable()[name]
     if not (config.files or config.overrides or known.is_hydra):

@@ -1,10 +1,12 @@
-"""What a command that reads configs is given: files, options, and scripts that start a training."""
+"""What a command that reads configs is given: files, options, scripts, a framework's own command line."""
 
 import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from typer.core import TyperCommand
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding
@@ -14,8 +16,19 @@ from composer_plugins.objective.files import one_config
 from composer_plugins.objective.launch import SUFFIXES, launch, of_options
 from composer_plugins.objective.resolve import surface
 from composer_plugins.objective.shell_words import Word
+from composer_plugins.objective.words import command_line
 
 SCRIPT = re.compile(rf".*({'|'.join(map(re.escape, SUFFIXES))})(:\d+)?")
+
+
+class WithWords(TyperCommand):
+    """A command with the words after `--` in `context.obj`; None without `--`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words before `--`."""
+        at = args.index("--") if "--" in args else len(args)
+        ctx.obj = args[at + 1 :] if at < len(args) else None
+        return super().parse_args(ctx, args[:at])
 
 
 class Given(NamedTuple):
@@ -36,6 +49,21 @@ class Given(NamedTuple):
             found: dict[str, Any] = merged(self.files, self.overrides)
             return found
         return one_config(self.files, self.overrides)
+
+
+def read_all(words: Sequence[str], framework: str, script: Path | None, after: Sequence[str] | None) -> Given:
+    """Read the words of a command line, with those of the framework's own after `--`."""
+    found = read(words, framework, script)
+    if after is None:
+        return found
+    if not framework:
+        remedy = "name it before --, with --framework (doctor) or --from (migrate)"
+        raise ConfigError("--", "the framework whose command line follows is not named", remedy)
+    more = command_line(frameworks()[framework], after)
+    files, overrides = [*found.files, *more.files], (*found.overrides, *more.overrides)
+    number = f"{len(overrides)} override{'s' * (len(overrides) > 1)}"
+    names = [*map(str, files), *([more.config] if more.config else []), *([number] if overrides else [])]
+    return Given(" + ".join(names) or "the environment", framework, files, overrides, more.config)
 
 
 def read(words: Sequence[str], framework: str = "", script: Path | None = None) -> Given:

@@ -22,6 +22,7 @@ SMALL = "Only extreme values change, or all by as little as rounding:"
 
 
 def migrate(
+    context: typer.Context,
     given: Annotated[
         list[str] | None,
         typer.Argument(
@@ -49,7 +50,8 @@ def migrate(
     The differences are comments at the top. Exit status 0: the two are the same up to the named denominator
     of each; 1: something differs, or a key was not understood, and it is listed; 2: it cannot be done.
     """
-    if bool(loss) == bool(given or script):
+    is_given = bool(given or script or context.obj is not None)
+    if bool(loss) == is_given:
         problem = "both are given" if loss else "neither is given"
         raise ConfigError("FILE, --loss", problem, "give a config file, or --loss with the name of a loss")
     if loss and source:
@@ -57,7 +59,7 @@ def migrate(
     if source:
         check(source, "--from")
     check(to, "--to")
-    given_here = command_line.read(given or (), source, script)
+    given_here = command_line.read_all(given or (), source, script, context.obj)
     source = given_here.framework
     if not loss:
         check(source, "--from")

@@ -7,7 +7,7 @@ the pages. "Option X of framework U is parameter Y of loss L" is an `Option` wit
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.losses.choosing import Choice
@@ -204,6 +204,10 @@ class Framework:
     class_option: str = ""  # the key that holds the name of the class, without ".Config", where that is one
     trainers: tuple[str, ...] = ()  # classes that train with the loss of such a config
     is_hydra: bool = False
+    # How the words of its own command line are read (`objective.words`): by "hydra", as "flags"; "": not.
+    command_line: Literal["", "hydra", "flags"] = ""
+    config_flag: str = ""  # the word before a config file there: "--config", or "@"
+    file_wins: bool = False  # whether that file replaces the options of the command line
     has_several_files: bool = False  # one run may have several, which are merged
     convention: str = ""  # "module:object", the calling convention of its loss functions
     registry: str = ""  # "module:function", its policy losses by their names there; it is not loaded before

@@ -189,6 +189,8 @@ NEMO_RL = Framework(
     },
     inherits="defaults",
     programs=("*.run_grpo",),
+    command_line="hydra",
+    config_flag="--config",
     install="git clone https://github.com/NVIDIA-NeMo/RL and add --source RL; no pip install is needed",
     convention="composer_plugins.testing.conventions.global_counts:NEMO_RL",
     claims="composer_plugins.conformance.nemo_rl_claims.suite",

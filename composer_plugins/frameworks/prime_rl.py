@@ -115,6 +115,8 @@ PRIME_RL = Framework(
         *("*.entrypoints.orchestrator", "*.trainer.rl.train", "*.orchestrator.orchestrator"),
     ),
     has_several_files=True,
+    command_line="flags",
+    config_flag="@",
     suffixes=(".toml",),
     convention="composer_plugins.adapters.prime_rl_plugin.convention:PRIME_RL",
     claims="composer_plugins.conformance.prime_rl_claims.suite",

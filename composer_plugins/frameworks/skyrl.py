@@ -333,6 +333,7 @@ SKYRL = Framework(
         f"*.{ENTRYPOINT}",
     ),
     is_hydra=True,
+    command_line="hydra",
     convention="composer_plugins.testing.conventions.sums:SKYRL",
     registry="composer_plugins.conformance.skyrl_claims.upstream:policy_losses",
     claims="composer_plugins.conformance.skyrl_claims.suite",

@@ -212,6 +212,9 @@ SLIME = Framework(
     not_carried=NOT_CARRIED,
     no_bearing=frozenset(NO_BEARING.split()),
     marks=("eps_clip_c", "calculate_per_token_loss", "n_samples_per_prompt", "rollout_temperature"),
+    command_line="flags",
+    config_flag="--custom-config-path",
+    file_wins=True,
     programs=("*.train", "*.train_async"),
     telling=(
         "--actor-num-nodes",

@@ -442,6 +442,7 @@ VERL = Framework(
     programs=("*.main_ppo", "*.main_ppo_sync", "*.main_dapo"),
     configs=("ppo_trainer", "ppo_megatron_trainer"),
     is_hydra=True,
+    command_line="hydra",
     convention="composer_plugins.adapters.verl_plugin.convention:VERL",
     registry="composer_plugins.adapters.verl_plugin.convention:policy_losses",
     claims="composer_plugins.conformance.verl_claims.suite",

@@ -54,7 +54,7 @@ def request_of(files: Sequence[Path], target: Target) -> dict[str, Any]:
         problem = f"{', '.join(map(str, files))} are several files, and main_ppo takes one"
         raise ConfigError("FILE", problem, "name the others in its defaults list")
     request = {
-        "compose": bool(files or target.overrides),
+        "compose": bool(files or target.overrides or target.config),
         "folder": "",
         "name": target.config or "ppo_trainer",
     }
