@@ -1,18 +1,25 @@
 """torchtitan's side of `composer-plugins doctor` and `migrate`: the class of a loss, with its keywords."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from composer_plugins.adapters.torchtitan_loss.surface import FIELDS, parse
-from composer_plugins.findings import Finding
+from composer_plugins.errors import ConfigError, in_a_line
+from composer_plugins.findings import ComposerWarning, Finding
 from composer_plugins.frameworks.torchtitan import ESTIMATOR, LOSS, MODE, OWN, TORCHTITAN
 from composer_plugins.losses.choosing import choose
+from composer_plugins.losses.derived import function_of_import_path
 from composer_plugins.objective.by_table import ByTable
+from composer_plugins.objective.files import replaced
 from composer_plugins.objective.objective import Behaviour, Objective, behaviours, channels_of, named_policy
 
 ROLLOUT: Behaviour = "rollout engine"
 RL = "torchtitan.experiments.rl"
+REST = "the rest"  # the key of what is not looked at, in words
 IMPORTS = {OWN: "composer_plugins.adapters.torchtitan_loss.loss"}
 
 
@@ -22,6 +29,19 @@ class Titan(ByTable):
     def __init__(self) -> None:
         super().__init__(TORCHTITAN)
         self.KNOWN |= {*FIELDS}
+
+    def unread(self, table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:
+        """The keys that are not understood, and all of a config but its loss."""
+        yield from filter(None, [table.get(REST)])
+        yield from super().unread({key: x for key, x in table.items() if key != REST})
+
+    def not_known(self, key: str, table: Mapping[str, Any]) -> Finding:
+        """What the doctor says of such a key."""
+        if key != table.get(REST):
+            return super().not_known(key, table)
+        return Finding(
+            "warning", key, "it is not looked at, and it may bear on the loss", "compare it by hand"
+        )
 
     def read(self, table: Mapping[str, Any], version: str | None = None) -> tuple[Objective, list[Finding]]:
         """What torchtitan trains with the keywords of a loss's config."""
@@ -55,6 +75,46 @@ class Titan(ByTable):
             lines += [f"advantage = AdvantageEstimator.Config({ESTIMATOR}={table[ESTIMATOR]!r})"]
             lines[-1] += "  # of Rollouter.Config"
         return "\n".join(lines) + "\n"
+
+
+def merged_config(files: Sequence[Path], overrides: Sequence[str]) -> dict[str, Any]:
+    """The loss in what a config function makes, given as module:function, with options."""
+    if len(files) > 1:
+        raise ConfigError("FILE", f"{len(files)} are given", "give one config function")
+    return replaced(loss_of(str(files[0])) if files else {}, overrides)
+
+
+def made_by(path: str) -> Any:
+    """What a config function of torchtitan makes; ConfigError where it cannot be called."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ComposerWarning)  # `read` returns them
+            return function_of_import_path(path, path)()
+    except ConfigError as error:
+        if error.key != path or sys.modules.get(TORCHTITAN.package):
+            raise
+        raise ConfigError(path, error.problem, "run this command where torchtitan is installed") from None
+    except Exception as error:
+        raise ConfigError(path, f"the function fails: {in_a_line(error)}", "correct it") from error
+
+
+def loss_of(path: str) -> dict[str, Any]:
+    """The class of the loss and its keywords, in a config of the RL trainer, or in a config of a loss."""
+    config, place, table = made_by(path), "", dict[str, Any]()
+    advantage = getattr(getattr(config, "rollouter", None), "advantage", None)
+    if hasattr(advantage, ESTIMATOR):
+        table[ESTIMATOR] = getattr(advantage, ESTIMATOR)
+    for name in ("trainer", "loss"):
+        if hasattr(config, name):
+            config, place = getattr(config, name), f"{place}.{name}".lstrip(".")
+    if place:
+        table[REST] = f"all but {' and '.join([place, *table])}"
+    config = getattr(config, "loss_fn", config)  # of ChunkedLossWrapper
+    if not is_dataclass(config):
+        problem = f"it makes a {type(config).__name__}, which has no loss"
+        raise ConfigError(path, problem, "name a function that makes a config of torchtitan's RL trainer")
+    table[LOSS] = type(config).__qualname__.removesuffix(".Config").rpartition(".")[2]
+    return table | {one.name: getattr(config, one.name) for one in fields(config)}
 
 
 TITAN = Titan()

@@ -1,6 +1,8 @@
 """torchtitan's Python configs: read by the doctor, moved to another framework, and written."""
 
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,41 +16,66 @@ from parity_tests.rigs.commands import invoke
 from parity_tests.rigs.paths import ROOT
 
 CONFIGS = """
-from torchtitan.components.loss import ChunkedLossWrapper
-from torchtitan.experiments.rl.losses import DAPOLoss, GRPOLoss
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 from composer_plugins.adapters.torchtitan_loss.loss import ComposerLoss
 
+class GRPOLoss:
+    @dataclass(kw_only=True, slots=True)
+    class Config:
+        clip_eps: float = 0.2
+
+class DAPOLoss:
+    @dataclass(kw_only=True, slots=True)
+    class Config:
+        ratio_clip_low: float = 0.2
+        ratio_clip_high: float = 0.2
+
 def dapo():
-    return ChunkedLossWrapper.Config(num_chunks=8, loss_fn=DAPOLoss.Config(ratio_clip_high=HIGH))
+    return SimpleNamespace(num_chunks=8, loss_fn=DAPOLoss.Config(ratio_clip_high=HIGH))
 
 def grpo():
-    return losses.GRPOLoss.Config(clip_eps=0.1)
+    return GRPOLoss.Config(clip_eps=0.1)
 
 def ours():
     return ComposerLoss.Config(policy="cispo", policy_params={"clip_high": 4.0}, policy_weight=0.5)
+
+def whole():
+    advantage = SimpleNamespace(should_std_normalize=True)
+    trainer = SimpleNamespace(loss=dapo(), optimizer=None)
+    return SimpleNamespace(rollouter=SimpleNamespace(advantage=advantage), trainer=trainer, generator=0.8)
+
+def nothing():
+    return SimpleNamespace(model=1)
+
+def fails():
+    raise RuntimeError("no GPU")
 """
-
-
-def line(name: str, text: str = CONFIGS) -> int:
-    """The line of the loss in a function of CONFIGS."""
-    return text.split("\n").index(f"def {name}():") + 2
+ALL = "all but trainer.loss and should_std_normalize"
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "config_registry.py"
-    path.write_text(CONFIGS.replace("HIGH", "0.28"))
-    return path
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss_module: Any) -> Iterator[Any]:
+    """Write CONFIGS, changed, as a module, and return the import path of a function in it."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def written(name: str, old: str = "HIGH", new: str = "0.28") -> str:
+        (tmp_path / "titan_configs.py").write_text(CONFIGS.replace(old, new).replace("HIGH", "0.28"))
+        return f"titan_configs:{name}"
+
+    yield written
+    sys.modules.pop("titan_configs", None)
 
 
 def run(*words: Any) -> tuple[int, str]:
     done = invoke(*map(str, words))
-    return done.exit_code, done.output
+    return done.exit_code, f"{done.output}{done.exception or ''}"
 
 
 @pytest.mark.parametrize("name", ["dapo", "grpo", "ours"])
-def test_the_doctor_finds_nothing_in_a_sound_config(file: Path, name: str) -> None:
-    status, out = run("doctor", f"{file}:{line(name)}", "--framework", "torchtitan")
+def test_the_doctor_finds_nothing_in_a_sound_config(config: Any, name: str) -> None:
+    status, out = run("doctor", config(name), "--framework", "torchtitan")
     assert status == 0 and "nothing found, against the options of torchtitan 0.3.0" in out
 
 
@@ -57,25 +84,44 @@ def test_the_doctor_finds_nothing_in_a_sound_config(file: Path, name: str) -> No
     [
         ("=HIGH", "=28", "dapo", "warning: ratio_clip_high|set 0.28 if it is a percentage"),
         ("=HIGH", "=-0.5", "dapo", "error: ratio_clip_high|it is -0.5"),
-        ('"cispo"', '"gspo"', "ours", "error: policy|a loss of whole sequences"),
-        ('"cispo"', '"cipso"', "ours", "error: policy|did you mean 'cispo'"),
-        ("policy_weight=0.5", "hint_weight=0.5", "ours", "error: hint_weight|no teacher's"),
-        ("policy_weight=0.5", "policy_wieght=0.5", "ours", "policy_wieght|did you mean 'policy_weight'"),
+        ("DAPOLoss", "CISPOLoss", "dapo", "error: loss|unknown loss 'CISPOLoss'"),
+        ('"cispo"', '"gspo"', "ours", "policy: |a loss of whole sequences"),
+        ('"cispo"', '"cipso"', "ours", "policy: |did you mean 'cispo'"),
+        ("policy_weight=0.5", "hint_weight=0.5", "ours", "hint_weight: |no teacher's"),
+        ("policy_weight=0.5", "policy_wieght=0.5", "ours", "titan_configs:ours: the function fails|wieght"),
+        ("HIGH", "0.28", "nothing", "titan_configs:nothing: it makes a SimpleNamespace, which has no loss"),
+        ("HIGH", "0.28", "fails", "titan_configs:fails: the function fails: RuntimeError: no GPU"),
+        ("HIGH", "0.28", "dappo", "titan_configs:dappo: |did you mean 'dapo'"),
     ],
 )
-def test_the_doctor_names_a_mistake(file: Path, old: str, new: str, name: str, words: str) -> None:
-    file.write_text(CONFIGS.replace(old, new).replace("HIGH", "0.28"))
-    out = run("doctor", f"{file}:{line(name)}", "--framework", "torchtitan")[1]
+def test_the_doctor_names_a_mistake(config: Any, old: str, new: str, name: str, words: str) -> None:
+    status, out = run("doctor", config(name, old, new), "--framework", "torchtitan")
     assert all(word in out for word in words.split("|")), out
+    assert status == (0 if words.startswith("warning") else 1)
 
 
-def test_a_loss_moves_to_another_framework_and_back(file: Path) -> None:
-    status, out = run("migrate", f"{file}:{line('dapo')}", "--from", "torchtitan", "--to", "prime-rl")
+def test_where_torchtitan_is_missing_the_error_says_so(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchtitan", None)
+    path = config("dapo", "from types", "import torchtitan\nfrom types")
+    out = run("doctor", path, "--framework", "torchtitan")[1]
+    assert f"{path}: " in out and out.endswith("; run this command where torchtitan is installed")
+
+
+def test_what_is_not_looked_at_is_said_first(config: Any) -> None:
+    status, out = run("migrate", config("whole"), "--from", "torchtitan", "--to", "verl")
+    assert status == 1 and out.split("\n")[1] == f"# Not understood, and it may bear on the loss: {ALL}"
+    assert "Nothing differs" not in out and "advantage: grpo@torchtitan" in out and "clip_high: 0.28" in out
+    status, out = run("doctor", config("whole"), "--framework", "torchtitan")
+    assert status == 0 and f"warning: {ALL}\n  it is not looked at" in out
+
+
+def test_a_loss_moves_to_another_framework_and_back(config: Any, tmp_path: Path) -> None:
+    status, out = run("migrate", config("dapo"), "--from", "torchtitan", "--to", "prime-rl")
     assert status == 0 and "Nothing differs." in out
     assert (
         'policy = "dapo@torchtitan"' in out and "clip_high = 0.28" in out and 'old_policy = "rollout"' in out
     )
-    toml = file.with_suffix(".toml")
+    toml = tmp_path / "rl.toml"
     toml.write_text(out)
     status, out = run("migrate", toml, "--from", "prime-rl", "--to", "torchtitan")
     assert "loss = DAPOLoss.Config(ratio_clip_high=0.28)" in out
