@@ -2,15 +2,12 @@
 
 import json
 import logging
-import os
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding
-from composer_plugins.frameworks.contract import NOTHING
 
 TIMEOUT = 300  # seconds for an interpreter to import a loss, and torch with it
 # A program that imports a framework spends a third of its time on collecting and freeing what it imported.
@@ -35,7 +32,6 @@ class Target(NamedTuple):
     version: str | None
     overrides: tuple[str, ...] = ()  # options of the framework's own command line, after its file
     config: str = ""  # the name of a config of the framework's own; "" for its default
-    exported: Mapping[str, str] = NOTHING  # the environment that the training gets, beside that of here
 
 
 class Examination(NamedTuple):
@@ -45,7 +41,7 @@ class Examination(NamedTuple):
     findings: tuple[Finding, ...]
 
 
-def ask(python: str, program: Path, *arguments: str, exported: Mapping[str, str] = NOTHING) -> Any:
+def ask(python: str, program: Path, *arguments: str) -> Any:
     """What `program`, a file that needs only the standard library, answers in another interpreter.
 
     The program is given as `-c`, so it finds modules as `python -m` does: in the working folder too.
@@ -57,8 +53,7 @@ def ask(python: str, program: Path, *arguments: str, exported: Mapping[str, str]
 
     command = [python, "-c", QUICK.format(program.read_text()), ANSWER, *arguments]
     try:
-        env = {**os.environ, **exported}
-        run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False, env=env)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     except OSError as failure:
         raise error(f"cannot be run: {failure.strerror or failure}") from None
     except ValueError as failure:  # a NUL character in a name

@@ -35,7 +35,6 @@ from composer_plugins.objective.objective import (
 )
 
 __all__ = ["merged_config", "read", "release", "render", "write"]
-NO_BEARING = keys.NO_BEARING
 KNOWN = {*keys.FILE_NAMES, "model"}.union(*keys.OWN_FILES.values())  # names at a file's top
 TABLES = ["trainer", "trainer.loss", "trainer.loss.kwargs", "orchestrator"]
 TABLES += [f"orchestrator.{name}" for name in ("algo", "train", "train.sampling")]

@@ -16,7 +16,7 @@ from composer_plugins.objective.by_table import nested
 from composer_plugins.objective.objective import Objective, named, named_policy
 
 _CONFIGS = Configs()
-KNOWN, NO_BEARING, not_known = _CONFIGS.KNOWN, _CONFIGS.NO_BEARING, _CONFIGS.not_known
+KNOWN, not_known = _CONFIGS.KNOWN, _CONFIGS.not_known
 
 
 def unread(table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:

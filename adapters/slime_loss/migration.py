@@ -65,4 +65,4 @@ class Surface(ByTable):
 _surface = Surface(SLIME)
 read, write, render, release = _surface.read, _surface.write, _surface.render, _surface.release
 unread, not_known = _surface.unread, _surface.not_known
-KNOWN, NO_BEARING = _surface.KNOWN, _surface.NO_BEARING
+KNOWN = _surface.KNOWN

@@ -118,6 +118,6 @@ def loss_of(path: str) -> dict[str, Any]:
 
 
 TITAN = Titan()
-KNOWN, NO_BEARING = TITAN.KNOWN, TITAN.NO_BEARING
+KNOWN = TITAN.KNOWN
 read, unread, write = TITAN.read, TITAN.unread, TITAN.write
 render, release, not_known = TITAN.render, TITAN.release, TITAN.not_known

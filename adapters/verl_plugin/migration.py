@@ -54,7 +54,6 @@ from composer_plugins.objective.registered import is_ours, loss_in
 VANILLA = ("grpo@verl", "dapo@verl", "dr_grpo@verl")
 TABLES = ["algorithm", "actor_rollout_ref", Key.ACTOR, Key.ROLLOUT, "trainer", "trainer.v1"]
 TABLES += [Key.POLICY_LOSS, Key.CORRECTION, NODE, Key.KL_CONTROL]
-NO_BEARING = VERL.no_bearing
 KNOWN = {"algorithm", "actor_rollout_ref", "defaults"}  # tables at the top of a file, with what is read
 LOG_CLAMP = 20.0  # of verl's weights, in nats
 NO_BOUND = 1e-9  # a lower bound that no weight reaches because of the clamp; verl does not take 0

@@ -195,10 +195,5 @@ def explain(
 for command in (list_losses, explain, diff, check, conform, doctor, migrate, teacher, new_plugin, plot, demo):
     # Without a short help, `--help` shows the first line of the docstring cut to the width of the terminal.
     summary, _, _ = (inspect.getdoc(command) or "").partition("\n")
-    has_words = command in (doctor, migrate)
-    app.command(
-        "list" if command is list_losses else None,
-        cls=WithWords if has_words else None,
-        short_help=summary,
-        context_settings={"ignore_unknown_options": True} if has_words else {},
-    )(command)
+    name = "list" if command is list_losses else None
+    app.command(name, cls=WithWords if command in (doctor, migrate) else None, short_help=summary)(command)

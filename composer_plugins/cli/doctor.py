@@ -52,20 +52,17 @@ def doctor(
     given: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FILE|SCRIPT|KEY=VALUE",
-            help="The config file, or several that are merged from left to right; or the script that starts "
-            "the training (run.sh, train.py), which is read and not run. Options (key=value) replace theirs.",
+            metavar="FILE|KEY=VALUE|-- WORD",
+            help="The config file, or several that are merged from left to right. Options (key=value) "
+            "replace theirs. After --: the words of the framework's own command line.",
         ),
-    ] = None,
-    script: Annotated[
-        Path | None, typer.Option(help="A launch script whose name has another suffix than .sh or .py.")
     ] = None,
     framework: Annotated[
         str | None,
         typer.Option(
             help="The framework of the config: "
             f"{', '.join(one.name for one in OURS if is_examinable(one))}. "
-            "Default: from the suffix, or what the script starts."
+            "Default: from the suffix."
         ),
     ] = None,
     verl: Annotated[bool, typer.Option("--verl", help="Short for --framework verl.")] = False,
@@ -86,7 +83,12 @@ def doctor(
 
     trl: the options of a YAML, by themselves; TRL has to be installed here.
 
-    The others: the options of a file, a script or the command line, by themselves.
+    torchtitan: a config function as module:function, which is called.
+
+    The others: the options of a file or of the command line, by themselves.
+
+    In a launch script, `composer-plugins doctor --framework verl --` stands in the place of the program
+    that trains.
 
     Exit status 1: an error was found; 2: there was nothing to examine.
     """
@@ -95,20 +97,19 @@ def doctor(
     name = "verl" if verl else framework
     if name is not None and name not in examinable():
         raise unreadable("--framework", name, examinable())
-    config = command_line.read_all(given or (), name or "", script, context.obj)
+    config = command_line.read(given or (), name or "", context.obj)
     name = config.framework or framework_of(config.files, config.overrides)
     known = examinable()[name]
-    if not (config.files or config.overrides or known.is_hydra):
+    if not (config.files or config.overrides or known.configs):
         suffixes = " ".join(known.suffixes)
         kinds = f" ({suffixes})" if suffixes else ""
-        raise ConfigError("FILE", f"no config file of {name} is known here", f"give one{kinds}")
+        raise ConfigError("FILE", f"no config file of {name} and no option is given", f"give one{kinds}")
     with foreign_code():
         if known.doctor:
-            target = Target(python, version, config.overrides, config.config, config.exported)
+            target = Target(python, version, config.overrides, config.config)
             found = import_module(known.doctor).examine(config.files, target)
         else:
             found = examine(name, config._replace(framework=name).table(), version)
-    found = with_unknown(found, config.findings)
     if as_json:
         answer(json.dumps(as_data(name, config, found), indent=2))
     else:
@@ -116,13 +117,6 @@ def doctor(
         print_findings(console, config.what, found)
     if any(finding.severity == "error" for finding in found.findings):
         raise typer.Exit(1)
-
-
-def with_unknown(found: Examination, unknown: Sequence[Finding]) -> Examination:
-    """The findings with what is not known of a script. What hangs on its keys is not said."""
-    keys = {one.key for one in unknown}
-    rest = (one for one in found.findings if one.key not in keys)
-    return Examination(found.against, (*unknown, *rest))
 
 
 def framework_of(files: Sequence[Path], overrides: Sequence[str]) -> str:

@@ -1,7 +1,6 @@
 """`composer-plugins migrate`: the loss of one framework's config as a config of another framework."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -26,9 +25,9 @@ def migrate(
     given: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FILE|SCRIPT|KEY=VALUE",
-            help="The config to read: a YAML, TOML files of PRIME-RL, or the script that starts the training "
-            "(run.sh, train.py). Options (key=value) replace those of the file, or stand alone.",
+            metavar="FILE|KEY=VALUE|-- WORD",
+            help="The config to read: a YAML, or TOML files of PRIME-RL. Options (key=value) replace those "
+            "of the file, or stand alone. After --: the words of the framework's own command line.",
         ),
     ] = None,
     to: Annotated[str, typer.Option("--to", help=f"The framework to write for: {FRAMEWORKS}.")] = "",
@@ -38,9 +37,6 @@ def migrate(
     loss: Annotated[
         str, typer.Option(help="Instead of a file: a policy loss of the catalogue (grpo@verl, cispo).")
     ] = "",
-    script: Annotated[
-        Path | None, typer.Option(help="A launch script whose name has another suffix than .sh or .py.")
-    ] = None,
     version: Annotated[
         str | None, typer.Option(help="PRIME-RL's version, if it is not the newest that was tested.")
     ] = None,
@@ -50,8 +46,7 @@ def migrate(
     The differences are comments at the top. Exit status 0: the two are the same up to the named denominator
     of each; 1: something differs, or a key was not understood, and it is listed; 2: it cannot be done.
     """
-    is_given = bool(given or script or context.obj is not None)
-    if bool(loss) == is_given:
+    if bool(loss) == bool(given or context.obj is not None):
         problem = "both are given" if loss else "neither is given"
         raise ConfigError("FILE, --loss", problem, "give a config file, or --loss with the name of a loss")
     if loss and source:
@@ -59,8 +54,7 @@ def migrate(
     if source:
         check(source, "--from")
     check(to, "--to")
-    given_here = command_line.read_all(given or (), source, script, context.obj)
-    source = given_here.framework
+    given_here = command_line.read(given or (), source, context.obj)
     if not loss:
         check(source, "--from")
     if version is not None and "prime-rl" not in (source, to):
@@ -76,10 +70,9 @@ def migrate(
     versions = f"Written for {resolve.surface(to).release(version)}."
     if read.release:
         versions = f"Read as a config of {read.release}. {versions}"
-    not_known = tuple(f"{one.key}: {one.problem}; {one.remedy}" for one in given_here.findings)
-    lines = [f"# {line}".rstrip() for line in comments(name, to, found, read, versions, not_known)]
+    lines = [f"# {line}".rstrip() for line in comments(name, to, found, read, versions)]
     answer("\n".join([*lines, found.text]), nl=False)
-    if found.differences or read.unread or not_known:
+    if found.differences or read.unread:
         raise typer.Exit(1)
 
 
@@ -102,22 +95,12 @@ def check(framework: str, option: str) -> None:
 
 
 def comments(
-    name: str,
-    to: str,
-    found: resolve.Migrated,
-    read: resolve.Resolved,
-    versions: str = "",
-    not_known: Sequence[str] = (),
+    name: str, to: str, found: resolve.Migrated, read: resolve.Resolved, versions: str = ""
 ) -> Iterator[str]:
-    """The versions, what was not understood, what the written config is, and each difference in a line.
-
-    `not_known` says what of a script is not known.
-    """
+    """The versions, what was not understood, what the written config is, and each difference in a line."""
     if versions:
         yield versions
     unread = read.unread
-    for line in not_known:
-        yield f"Not known, and it may bear on the loss: {line}"
     if unread:
         keys = (" ".join(key.split()) for key in unread)  # in YAML a key may have several lines
         yield f"Not understood, and it may bear on the loss: {', '.join(keys)}"
@@ -126,7 +109,7 @@ def comments(
     for error in read.errors:
         yield f"To correct in the config that was read: {error}"
     if not found.differences:
-        yield "Of what was understood, nothing differs." if unread or not_known else "Nothing differs."
+        yield "Of what was understood, nothing differs." if unread else "Nothing differs."
         return
     number = len(found.differences)
     yield f"{number} of its properties differ{'s' * (number == 1)}:"

@@ -192,23 +192,12 @@ class Framework:
     install: str = ""  # how to install it, for a message
     without_config: str = ""  # what to do in place of a config file, where it has none
     suffixes: tuple[str, ...] = ()  # of its config files, those that no other framework has
-    # What starts its training: a command, or a pattern of modules; and the classes of its config, which a
-    # script of Python calls. Its command line is hydra's, or has options like `--beta 0.1`.
-    programs: tuple[str, ...] = ()
-    # Options of which a command line has one at least, where the program's name alone does not tell:
-    # "train.py".
-    telling: tuple[str, ...] = ()
     inherits: str = ""  # the key of a config file that names the files whose options it replaces: "defaults"
-    configs: tuple[str, ...] = ()  # files of its own with a whole config, in its folder "config"
-    config_classes: tuple[str, ...] = ()
-    class_option: str = ""  # the key that holds the name of the class, without ".Config", where that is one
-    trainers: tuple[str, ...] = ()  # classes that train with the loss of such a config
-    is_hydra: bool = False
     # How the words of its own command line are read (`objective.words`): by "hydra", as "flags"; "": not.
     command_line: Literal["", "hydra", "flags"] = ""
     config_flag: str = ""  # the word before a config file there: "--config", or "@"
     file_wins: bool = False  # whether that file replaces the options of the command line
-    has_several_files: bool = False  # one run may have several, which are merged
+    configs: tuple[str, ...] = ()  # configs of its own that hydra finds by name, the default first
     convention: str = ""  # "module:object", the calling convention of its loss functions
     registry: str = ""  # "module:function", its policy losses by their names there; it is not loaded before
     claims: str = ""  # the module with the claims of `conform`

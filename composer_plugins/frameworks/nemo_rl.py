@@ -188,7 +188,6 @@ NEMO_RL = Framework(
         "teachers": "it distils between tokenizers, and has no policy loss",
     },
     inherits="defaults",
-    programs=("*.run_grpo",),
     command_line="hydra",
     config_flag="--config",
     install="git clone https://github.com/NVIDIA-NeMo/RL and add --source RL; no pip install is needed",

@@ -110,11 +110,6 @@ PRIME_RL = Framework(
     ),
     marks=("orchestrator",),
     install=CLONE,
-    programs=(
-        *("rl", "trainer", "orchestrator", "*.entrypoints.rl", "*.entrypoints.trainer"),
-        *("*.entrypoints.orchestrator", "*.trainer.rl.train", "*.orchestrator.orchestrator"),
-    ),
-    has_several_files=True,
     command_line="flags",
     config_flag="@",
     suffixes=(".toml",),

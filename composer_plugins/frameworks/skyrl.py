@@ -326,13 +326,6 @@ SKYRL = Framework(
     marks=("generator",),
     package="skyrl",
     install="pip install 'composer-plugins' 'skyrl>=0.3,<0.5'",
-    programs=(
-        "*.skyrl.train.entrypoints.main_*",
-        "*.examples.train*.*entrypoint*",
-        "*.examples.train*.main_*",
-        f"*.{ENTRYPOINT}",
-    ),
-    is_hydra=True,
     command_line="hydra",
     convention="composer_plugins.testing.conventions.sums:SKYRL",
     registry="composer_plugins.conformance.skyrl_claims.upstream:policy_losses",

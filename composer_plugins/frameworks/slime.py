@@ -215,13 +215,6 @@ SLIME = Framework(
     command_line="flags",
     config_flag="--custom-config-path",
     file_wins=True,
-    programs=("*.train", "*.train_async"),
-    telling=(
-        "--actor-num-nodes",
-        "--actor-num-gpus-per-node",
-        "--rollout-num-gpus",
-        "--n-samples-per-prompt",
-    ),
     install="git clone https://github.com/THUDM/slime and add --source slime; no pip install is needed",
     convention="composer_plugins.testing.conventions.global_counts:SLIME",
     claims="composer_plugins.conformance.slime_claims.suite",

@@ -57,6 +57,4 @@ TORCHTITAN = Framework(
     convention="composer_plugins.testing.conventions.logits:TORCHTITAN",
     claims="composer_plugins.conformance.torchtitan_claims.suite",
     migration="composer_plugins.adapters.torchtitan_loss.migration",
-    config_classes=("GRPOLoss.Config", "DAPOLoss.Config", f"{OWN}.Config"),
-    class_option=LOSS,
 )

@@ -49,7 +49,6 @@ class ByTable:
         self.defaults = dict(named) | {one.key: one.default for one in framework.options}
         # Whether the table says of each loss which options it reads. Otherwise each reads those of its kind.
         self.has_own = any(one.own for one in framework.losses)
-        self.NO_BEARING = framework.no_bearing
         self.KNOWN = {*self.defaults, *framework.not_carried, *framework.no_bearing}
         if framework.inherits:
             self.merged_config = partial(inheriting, key=framework.inherits)

@@ -31,10 +31,6 @@ class Surface(Protocol):
     def KNOWN(self) -> Collection[str]:
         """Names at the top of a config, or dotted keys, by which one of the framework is recognised."""
 
-    @property
-    def NO_BEARING(self) -> Collection[str]:
-        """The dotted keys without a bearing on the loss, each with everything below it."""
-
     def read(
         self, table: Mapping[str, Any], version: str | None = None
     ) -> tuple[Objective, Iterable[Finding]]:

@@ -11,7 +11,6 @@ from composer_plugins.frameworks.nemo_rl import NEMO_RL
 from composer_plugins.frameworks.registry import frameworks
 from composer_plugins.frameworks.slime import ICEPOP
 from composer_plugins.objective.by_table import ByTable
-from composer_plugins.objective.launch import launch
 from composer_plugins.objective.objective import Objective
 from composer_plugins.objective.resolve import examine, migrate, resolve, surface
 
@@ -113,24 +112,12 @@ def test_a_config_is_what_its_options_say(
     assert [str(one) for one in again.differences if one.what != "not carried over"] == []
 
 
-def test_a_script_of_slime_is_written_for_nemo_rl_without_a_difference(tmp_path: Path) -> None:
-    (tmp_path / "run.sh").write_text(
-        "GRPO_ARGS=(\n   --advantage-estimator grpo\n   --eps-clip 0.2\n   --eps-clip-high 0.28\n)\n"
-        'ray job submit --address="http://127.0.0.1:8265" \\\n   -- python3 train.py \\\n'
-        "   --actor-num-nodes 1 --n-samples-per-prompt 8 --moe-layer-freq ([0]*3+[1]*45) \\\n   "
-        "${GRPO_ARGS[@]}\n"
-    )
-    read_here = given.read([str(tmp_path / "run.sh")])
-    assert read_here.framework == "slime"
+def test_a_command_line_of_slime_is_written_for_nemo_rl_without_a_difference() -> None:
+    words = "--advantage-estimator grpo --eps-clip 0.2 --eps-clip-high 0.28 --n-samples-per-prompt 8"
+    read_here = given.read([], "slime", [*words.split(), "--moe-layer-freq", "([0]*3+[1]*45)"])
     objective = resolve("slime", read_here.table()).required()
     found = migrate(objective, "nemo-rl")
     assert not found.differences and found.table["loss_fn"]["ratio_clip_max"] == 0.28
-
-
-def test_train_py_alone_is_not_taken_for_slime(tmp_path: Path) -> None:
-    (tmp_path / "run.sh").write_text("python3 train.py --lr 1e-6\n")
-    with pytest.raises(ValueError, match="starts no training that is known"):
-        launch(str(tmp_path / "run.sh"), frameworks().values())
 
 
 def test_defaults_and_interpolations_of_nemo_rl_are_read(tmp_path: Path) -> None:

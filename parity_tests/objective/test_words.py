@@ -96,25 +96,14 @@ def test_a_word_that_is_not_read_is_named(framework: str, words: str, named: str
 
 def test_the_framework_is_named_before_its_words() -> None:
     for command in (["doctor"], ["migrate", "--to", "verl"]):
-        assert "not named; name it before --, with --framework (doctor) or --from" in error(
-            *command, "--", "a=1"
-        )
+        said = error(*command, "--", "a=1")
+        assert "not named; name it before --, with --framework (doctor) or --from" in said
 
 
 def test_files_and_options_may_stand_on_both_sides(tmp_path: Path) -> None:
     (file := tmp_path / "a.yaml").write_text("algorithm: {adv_estimator: rloo}")
-    given = (
-        "migrate",
-        str(file),
-        "a=1",
-        "--from",
-        "verl",
-        "--to",
-        "verl",
-        "--",
-        "algorithm.adv_estimator=opo",
-    )
-    done = invoke(*given)
+    words = f"{file} custom_reward_function.path=r.py --from verl --to verl -- algorithm.adv_estimator=opo"
+    done = invoke("migrate", *words.split())
     assert f"# The loss of {file} + 2 overrides of verl" in done.stdout and "advantage: opo" in done.stdout
 
 
@@ -145,3 +134,13 @@ def test_json_has_the_files_and_the_options_of_the_words(tmp_path: Path) -> None
     done = invoke("doctor", "--framework", "nemo-rl", "--json", "--", "--config", str(file), "+a.b=1")
     found = json.loads(done.stdout)
     assert found["files"] == [str(file)] and found["overrides"] == ["+a.b=1"]
+
+
+@pytest.mark.parametrize("name", ["run.sh", "run.slurm", "train.py", "config_registry.py:7"])
+def test_a_script_is_one_error_that_says_what_to_put_into_it(name: str) -> None:
+    for command in (["doctor"], ["migrate", "--from", "verl", "--to", "trl"]):
+        said = error(*command, name)
+        assert said.startswith(
+            f"{name}: a script is not read; put `composer-plugins doctor --framework verl --`"
+        )
+        assert "my_package.config_registry:my_config_function" in said

@@ -25,7 +25,7 @@ from composer_plugins.objective.resolve import check_schema, resolve
 def examine(files: Sequence[Path], target: Target) -> Examination:
     """Return everything that is wrong with the environment of `target`, this YAML and these overrides."""
     request = request_of(files, target)
-    facts = ask(target.python, Path(probe.__file__), json.dumps(request), exported=target.exported)
+    facts = ask(target.python, Path(probe.__file__), json.dumps(request))
     release = upstream.release_of(target.version or facts["verl"]["version"])
     composed = ""
     for file in files:

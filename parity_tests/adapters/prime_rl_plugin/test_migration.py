@@ -269,15 +269,15 @@ def test_the_trainers_file_and_the_orchestrators_are_taken_together(command: Run
 @pytest.mark.parametrize(
     "words",
     [
-        "@ trainer.toml @ orchestrator.toml --orchestrator.group-size 4 "
+        "-- @ trainer.toml @ orchestrator.toml --orchestrator.group-size 4 "
         "--orchestrator.train.sampling.temperature=0.5",
-        "--trainer @ trainer.toml --orchestrator @orchestrator.toml --orchestrator.group_size 4 "
+        "-- --trainer @ trainer.toml --orchestrator @orchestrator.toml --orchestrator.group_size 4 "
         "--orchestrator.train.sampling.temperature 0.5 --clean",
         "trainer.toml orchestrator.toml orchestrator.group_size=4 "
         "orchestrator.train.sampling.temperature=0.5",
-        "@ trainer.toml orchestrator.toml --orchestrator.batch-size 8 orchestrator.group_size=4 "
-        "orchestrator.train.sampling.temperature=0.5",
-        "--orchestrator.train.sampling.temperature 0.5 --no-clean --orchestrator.group_size 4 @ trainer.toml "
+        "orchestrator.batch_size=8 -- @ trainer.toml @ orchestrator.toml "
+        "--orchestrator.group_size 4 --orchestrator.train.sampling.temperature=0.5",
+        "-- --orchestrator.train.sampling.temperature 0.5 --no-clean --orchestrator.group_size 4 @ trainer.toml "
         "@orchestrator.toml",
     ],
 )
@@ -290,18 +290,18 @@ def test_a_command_line_is_taken_as_prime_rl_takes_it(
     found = CliRunner().invoke(cli.app, ["migrate", "--from", "prime-rl", "--to", "verl", *words.split()])
     assert written(found.stdout) == ("cispo", 4, 0.5), found.output
     assert "orchestrator.algo = 'None'" in found.stdout and found.exit_code == 1
-    options = ["doctor", "--python", sys.executable, *words.split()]
+    options = ["doctor", "--framework", "prime-rl", "--python", sys.executable, *words.split()]
     found = CliRunner().invoke(cli.app, options)
     assert found.exit_code == 0 and "read as an rl.toml" in found.stdout, found.output
 
 
 @pytest.mark.parametrize(
     ("words", "key"),
-    [("@ nowhere.toml", "nowhere.toml"), ("rl.yaml --versoin 3 --framework trl", "--versoin")],
+    [("--framework prime-rl -- @ nowhere.toml", "nowhere.toml"), ("rl.toml --versoin 3", "--versoin")],
 )
 def test_a_wrong_command_line_is_named(words: str, key: str) -> None:
     found = CliRunner().invoke(cli.app, ["doctor", *words.split()])
-    assert key in f"{found.exception}{found.stdout}" and found.exit_code
+    assert key in f"{found.exception}{found.output}" and found.exit_code
 
 
 @pytest.mark.parametrize(
