@@ -277,7 +277,8 @@ def test_the_trainers_file_and_the_orchestrators_are_taken_together(command: Run
         "orchestrator.train.sampling.temperature=0.5",
         "orchestrator.batch_size=8 -- @ trainer.toml @ orchestrator.toml "
         "--orchestrator.group_size 4 --orchestrator.train.sampling.temperature=0.5",
-        "-- --orchestrator.train.sampling.temperature 0.5 --no-clean --orchestrator.group_size 4 @ trainer.toml "
+        "-- --orchestrator.train.sampling.temperature 0.5 --no-clean --orchestrator.group_size 4 "
+        "@ trainer.toml "
         "@orchestrator.toml",
     ],
 )
