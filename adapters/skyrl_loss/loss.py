@@ -11,17 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.skyrl_loss.surface import CHOOSES, Configs
-from composer_plugins.adapters.skyrl_loss.upstream import PADDING_UID, as_table, corrected
+from composer_plugins.adapters.skyrl_loss.surface import parsed
+from composer_plugins.adapters.skyrl_loss.upstream import PADDING_UID, as_table, corrected, moved
+from composer_plugins.config import at
 from composer_plugins.diagnosis import log_info
 from composer_plugins.errors import ConfigError
-from composer_plugins.frameworks.skyrl import NODE, Key
+from composer_plugins.frameworks.skyrl import NODE, SKYRL, Key
 from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.losses.calling import call, differ_by_token, differing_advantages
 from composer_plugins.losses.masks import boolean_mask, token_weights
 from composer_plugins.losses.metrics import means
 from composer_plugins.losses.rollouts import batch_tensors, for_advantage
 from composer_plugins.losses.row import Kind
+from composer_plugins.objective.options import described
 from composer_plugins.objective.registered import Parsed
 
 log_once = cache(log_info)
@@ -46,14 +48,10 @@ class Registered:
     def parsed(self, config: Any) -> Parsed:
         """What SkyRL's AlgorithmConfig asks for."""
         if self._parsed is None or self._config != config:
-            table = as_table(config)
-            key = CHOOSES[self.kind].rpartition(".")[2]
-            # On its Tinker server a request names the loss, and the config another one.
-            table["trainer"]["algorithm"][key] = f"composer/{self.name}" if self.name else "composer"
-            found = Configs().parsed(table, self.kind)
-            assert found is not None
+            node = at(as_table(config), NODE) or {}
+            found = parsed(node, self.kind, self.name or None, moved(config))
             self._config, self._parsed, self._is_checked = deepcopy(config), found, False
-            log_once(f"{self.kind} {found.choice.described}")
+            log_once(described(SKYRL, found.choice))
         assert self._parsed is not None
         return self._parsed
 

@@ -8,7 +8,6 @@ SkyRL's own entry point calls `main` here. It takes SkyRL's options, and ours in
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 
@@ -27,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     given = sys.argv[1:] if arguments is None else arguments
     options = [one for one in given if not one.startswith(f"{Key.ENTRYPOINT}=")]
     config: Any = ComposerConfig.from_cli_overrides(options)
-    check(asdict(config))
+    check(config)
     validate_cfg(config)
     initialize_ray(config)
     return ray.get(skyrl_entrypoint.remote(config))

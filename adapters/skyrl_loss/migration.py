@@ -2,10 +2,12 @@
 
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from composer_plugins.adapters.skyrl_loss.correction import correction_options
 from composer_plugins.adapters.skyrl_loss.surface import Configs
+from composer_plugins.adapters.skyrl_loss.upstream import moved
 from composer_plugins.findings import Finding, enforce
 from composer_plugins.frameworks import skyrl
 from composer_plugins.frameworks.contract import NOTHING
@@ -78,10 +80,11 @@ def render(table: Mapping[str, Any]) -> str:
     return " \\\n  ".join(["python -m skyrl.train.entrypoints.main_base", *words]) + "\n"
 
 
-def check(table: Mapping[str, Any]) -> None:
-    """Raise ConfigError for what is wrong in a whole config, and warn of the rest."""
-    written = {**table, "trainer": {**table["trainer"], "override_entrypoint": skyrl.ENTRYPOINT}}
-    enforce(read(written)[1])
+def check(config: Any) -> None:
+    """Raise ConfigError for what is wrong in a whole config of SkyRL's class, and warn of the rest."""
+    table = asdict(config)
+    table["trainer"]["override_entrypoint"] = skyrl.ENTRYPOINT
+    enforce(Configs(moved=moved(config.trainer.algorithm)).read(table)[1])
 
 
 def _leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -41,8 +41,10 @@ AllParsed = Mapping[Kind, Parsed | None]
 class Configs(ByTable):
     """SkyRL's configs, from the root: a YAML, or the dotted options of its command line."""
 
-    def __init__(self, version: str | None = None) -> None:
+    def __init__(self, version: str | None = None, moved: Mapping[str, Any] | None = None) -> None:
+        """`moved` has the options that are not at the default of the config's class, where there is one."""
         super().__init__(SKYRL.of_release(release_of(version)))
+        self.moved = moved
         self.KNOWN |= {NODE, Key.KL_CONTROL}
 
     def read(self, table: Mapping[str, Any], version: str | None = None) -> tuple[Objective, list[Finding]]:
@@ -68,18 +70,8 @@ class Configs(ByTable):
         key = CHOOSES[kind]
         name = str(self.value(key, table))
         if is_ours(name):
-            node = {str(key): one for key, one in (at(table, NODE) or {}).items()}
-            given = self.given(table, kind)
-            return parse_choice(
-                self.framework,
-                node,
-                kind,
-                loss_in(name),
-                given,
-                node_key=NODE,
-                parse=parse_node,
-                check=require,
-            )
+            moved = self.given(table, kind) if self.moved is None else self.moved
+            return parsed(at(table, NODE) or {}, kind, loss_in(name), moved)
         if (named := self.named(kind, table)) is not None:
             return Parsed(ComposerConfig.parse({}), *self.with_parameters(named, table))
         losses = [one.options for one in self.framework.losses if one.kind == kind]
@@ -190,7 +182,6 @@ class Configs(ByTable):
             yield from unlikely_value(one, NODE)
         if policy is None:
             return
-        yield from self._not_read(table)
         if own_denominator(policy.choice, SKYRL) == "seq-mean-token-sum" == objective.mode:
             return
         yield from denominator_of_another(policy.choice, SKYRL, objective.mode, Key.REDUCTION)
@@ -215,17 +206,15 @@ class Configs(ByTable):
             problem = f"it is 1, and {choice.name!r} compares the rollouts of a prompt"
             yield Finding("warning", Key.GROUP_SIZE, problem, "set 2 or more")
 
-    def _not_read(self, table: Mapping[str, Any]) -> Iterator[Finding]:
-        """Yield a warning for each option of a loss that is set and that SkyRL's own loss does not read."""
-        if (named := self.named("policy", table)) is None:
-            return
-        given, read = self.given(table), {one.key for one in named.own}
-        for option in self.framework.options_of("policy"):
-            if option.sets and option.key in given and option.key not in read:
-                problem = (
-                    f"it is {given[option.key]!r}, and SkyRL's {named.options[Key.POLICY]} does not read it"
-                )
-                yield Finding("warning", option.key, problem, "remove it")
+
+def parsed(node: Mapping[Any, Any], kind: Kind, name: str | None, moved: Mapping[str, Any]) -> Parsed:
+    """What a loss or an advantage of ours is asked for, by the options in `node` alone.
+
+    `name` is the loss in its registered name, if any. Raises ConfigError for what SkyRL cannot run, and for
+    an option of its own that is `moved`.
+    """
+    ours = {str(key): one for key, one in node.items()}
+    return parse_choice(SKYRL, ours, kind, name, moved=moved, node_key=NODE, parse=parse_node, check=require)
 
 
 def parse_node(node: Mapping[str, Any]) -> ComposerConfig:

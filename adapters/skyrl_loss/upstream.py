@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from composer_plugins.config import ABSENT, entry
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.skyrl import CORRECTION, SKYRL, Key
+from composer_plugins.objective.by_table import nested
 
 CONFIG = "skyrl.train.config.config"  # its module of the config's classes
 PADDING_UID = "pad"  # the uid of a row with which SkyRL pads a batch begins with this
@@ -46,6 +48,17 @@ def as_table(config: Any) -> dict[str, Any]:
     """SkyRL's AlgorithmConfig, a dataclass or a namespace, as a config from its root."""
     found = asdict(config) if is_dataclass(config) and not isinstance(config, type) else _plain(config)
     return {"trainer": {"algorithm": found}}
+
+
+def moved(algorithm: Any) -> dict[str, Any]:
+    """The options of an AlgorithmConfig that are not at the default of its class, by their keys.
+
+    A namespace has no class that says them, so the defaults of our table count.
+    """
+    of_table = nested({one.key: one.default for one in SKYRL.options})
+    default = as_table(type(algorithm)()) if is_dataclass(type(algorithm)) else of_table
+    found = {one.key: entry(as_table(algorithm), one.key) for one in SKYRL.options}
+    return {key: x for key, x in found.items() if x is not ABSENT and x != entry(default, key)}
 
 
 def _plain(value: Any) -> Any:

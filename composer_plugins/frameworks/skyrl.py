@@ -162,7 +162,6 @@ BY_STD = _option(
     True,
     Sets(("scale",), ("grpo",), Conversion(values={False: "none"})),
     kind="advantage",
-    fulfilled_by=("dr_grpo", "rloo", "maxrl", "opo", "gpg"),
 )
 GAMMA = _option("gamma", 1.0, Sets(("gamma",)), kind="advantage")
 LAMBDA = _option("lambd", 1.0, Sets(("lam",)), kind="advantage")

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding, Findings, enforce
 from composer_plugins.frameworks.contract import Framework, Option, parameters_of
-from composer_plugins.losses.row import REQUIRED, Loss
+from composer_plugins.losses.choosing import Choice
+from composer_plugins.losses.row import KINDS, REQUIRED, Loss
 
 
 class SetBy(NamedTuple):
@@ -62,9 +63,17 @@ def not_read(
             values |= option.values(loss, moved[option.key])
     shown = ", ".join(f"{one.key}={moved[one.key]!r}" for one in own)
     them = "it" if len(own) == 1 else "them"
-    problem = f"{framework.title} reads {them} for its own losses, and {loss.name!r} does not ({shown})"
+    what = KINDS[loss.kind].plural.removeprefix("policy ")
+    problem = f"{framework.title} reads {them} for its own {what}, and {loss.name!r} does not ({shown})"
     remedy = f"remove {them}, and set {write({**values, **params})}" if values else f"remove {them}"
     yield Finding("error", ", ".join(f"{table}{one.key}" for one in own), problem, remedy)
+
+
+def described(framework: Framework, choice: Choice, mode: str = "") -> str:
+    """The log line of a loss of ours: what trains, reduced by `mode`, and what is not read for it."""
+    kind = choice.loss.kind
+    line = f"{kind} {choice.described}{f', {mode}' if mode else ''}; {framework.title}'s options for the "
+    return f"{line}parameters of its own {KINDS[kind].plural} are not read"
 
 
 def as_yaml(value: Any) -> str:

@@ -3,6 +3,7 @@
 verl and SkyRL have such registries. A table of our options in their configs says which loss `composer` is.
 """
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -10,10 +11,10 @@ from typing import Any, NamedTuple
 from composer_plugins.config import ComposerConfig, unlikely
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding, Findings, enforce
-from composer_plugins.frameworks.contract import Framework
+from composer_plugins.frameworks.contract import NOTHING, Framework
 from composer_plugins.losses.choosing import Choice, find_one
 from composer_plugins.losses.row import Kind, Loss
-from composer_plugins.objective.options import SetBy, parameters_set
+from composer_plugins.objective.options import SetBy, as_yaml, not_read, parameters_set
 
 
 class Parsed(NamedTuple):
@@ -48,8 +49,9 @@ def parse_choice(
     node: Mapping[str, Any],
     kind: Kind,
     name: str | None,
-    given: Mapping[str, Any],
+    given: Mapping[str, Any] = NOTHING,
     *,
+    moved: Mapping[str, Any] = NOTHING,
     node_key: str,
     table: str = "",
     parse: Callable[[Mapping[str, Any]], ComposerConfig],
@@ -57,15 +59,19 @@ def parse_choice(
 ) -> Parsed:
     """What a loss or an estimator is asked for. `name` is the loss in its registered name, if any.
 
-    `given` has the framework's own options (`given_options`), which set parameters of the loss. `node` has
-    our options, below `node_key` of the config; `table` is another key below which this copy of them stands.
-    `parse` makes a config of them, and `check` raises ConfigError for a loss that the framework cannot run.
+    `moved` has the framework's own options that are not at their default, which the loss does not read; and
+    `given` those that set its parameters (`given_options`). `node` has our options, below `node_key` of the
+    config; `table` is another key below which this copy of them stands. `parse` makes a config of them, and
+    `check` raises ConfigError for a loss that the framework cannot run.
     """
     wrong, set_by = Findings(), dict[str, SetBy]()
     loss, key = row_of(node, kind, name), f"{kind}_params"
     params = node.get(key) or {}
     with wrong.collected():
         if loss is not None and isinstance(params, Mapping):
+            wrong += not_read(
+                framework, loss, params, moved, lambda x: shlex.quote(f"{node_key}.{key}={as_yaml(x)}")
+            )
             above = framework.tables[kind] + "." if framework.tables else ""
             at = {"table": above, "params_key": f"{node_key}.{key}"}
             set_by = parameters_set(framework, loss, params, given, **at)

@@ -1,23 +1,33 @@
 """Our policy losses and advantages in SkyRL's registries: sums, cuts, masks, options, and what is refused."""
 
 import copy
+import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor
 
-from composer_plugins.adapters.skyrl_loss.loss import AdvantageEstimator, PolicyLoss
+from composer_plugins.adapters.skyrl_loss.config import ComposerAlgorithmConfig
+from composer_plugins.adapters.skyrl_loss.loss import AdvantageEstimator, PolicyLoss, log_once
 from composer_plugins.adapters.skyrl_loss.register import register
+from composer_plugins.adapters.skyrl_loss.upstream import moved, release_of
+from composer_plugins.conformance.batches import Rollouts
 from composer_plugins.conformance.skyrl_claims import upstream
+from composer_plugins.conformance.skyrl_claims.policy import ON_DIVIDED, VALUES
+from composer_plugins.conformance.skyrl_claims.rest import CHOICES
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.findings import ComposerWarning
-from composer_plugins.frameworks.skyrl import NODE, SKYRL, Key
+from composer_plugins.frameworks.contract import NamedLoss, Option
+from composer_plugins.frameworks.skyrl import ALGORITHM, NODE, SKYRL, Key
 from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.losses.registry import losses
+from composer_plugins.objective.options import as_yaml
 from composer_plugins.testing.assertions import assert_parity
+from parity_tests.rigs.pasted import to_paste
 
 POLICIES = upstream.ppo_utils.PolicyLossRegistry
 ESTIMATORS = upstream.ppo_utils.AdvantageEstimatorRegistry
@@ -296,22 +306,97 @@ def test_an_estimators_mask_is_of_0_and_1() -> None:
         AdvantageEstimator("rloo")(tokens, 0.5 * MASK, uids, None, options)
 
 
-def test_an_option_of_skyrl_sets_the_parameter_and_one_that_the_loss_lacks_is_an_error() -> None:
-    given, stem = divided(batch(), "token_mean"), Key.POLICY.rpartition(".")[0]
-    wide = upstream.called(PolicyLoss("ppo"), config("composer/ppo", **{f"{stem}.eps_clip_high": 9.0}), given)
-    own = upstream.called(
-        PolicyLoss(),
-        config("composer", **{NODE: {"policy": "ppo", "policy_params": {"clip_high": 9.0}}}),
-        given,
+def paste(options: dict[str, Any], run: Callable[[Any], Any]) -> tuple[list[str], Any]:
+    """The options that `run` says to remove, and the config without them and with the line that it says."""
+    keys, line = to_paste(lambda: run(upstream.algorithm(options)))
+    node = {f"{NODE}.{key}": one for key, one in options.get(NODE, {}).items()}
+    words = {key: one for key, one in {**options, **node}.items() if key not in (*keys, NODE)}
+    given = [*(f"{key}={as_yaml(one)}" for key, one in words.items()), *shlex.split(line)]
+    read = OmegaConf.from_cli(given).trainer.algorithm  # as SkyRL's from_cli_overrides
+    return keys, ComposerAlgorithmConfig.from_dict_config(read)
+
+
+def moving(own: NamedLoss, option: Option) -> dict[str, Any]:
+    """Options that choose SkyRL's own loss, with one of its parameters moved from its class's default."""
+    values = [*VALUES.get(option.key.partition(".algorithm.")[2], ()), *CHOICES.get(option.key, ())[::-1]]
+    several = ({option.key: one} for one in values)
+    return {**own.options, **next(one for one in several if moved(upstream.algorithm(one)))}
+
+
+OWN = [
+    pytest.param(own, option, id=f"{own.row} {option.key.rpartition('.')[2]}")
+    for own in SKYRL.losses
+    if own.row.partition("@")[0] not in ON_DIVIDED and release_of(None) in SKYRL.releases_of(own)
+    for option in own.own
+    if option.acts_by_parameters
+]
+
+
+@pytest.mark.parametrize("own, option", [one for one in OWN if one.values[0].kind == "policy"])
+def test_a_pasted_line_trains_what_skyrls_own_option_does(own: NamedLoss, option: Option) -> None:
+    options, given = moving(own, option), divided(batch(), "token_mean")
+    given["old_logprobs"][:, 1] -= 0.7  # a ratio of 2, for the second clip
+    name = str(options[Key.POLICY])
+    theirs, without = (
+        upstream.policy_loss(name, upstream.algorithm(x), given) for x in (options, own.options)
     )
-    assert torch.equal(wide[1], own[1])
-    with pytest.raises(ConfigError, match="it has no effect on the policy 'reinforce'"):
-        upstream.called(
-            PolicyLoss("reinforce"), config("composer/reinforce", **{f"{stem}.eps_clip_high": 9.0}), given
-        )
-    both = {f"{stem}.eps_clip_high": 9.0, NODE: {"policy_params": {"clip_high": 1.0}}}
-    with pytest.raises(ConfigError, match="set one of them"):
-        upstream.called(PolicyLoss("ppo"), config("composer/ppo", **both), given)
+    params = {} if option.key.endswith("clip_ratio_c") else dict(own.params)
+    node = {"policy": own.row, "policy_params": params}
+    ours = {Key.POLICY: "composer", NODE: node, option.key: options[option.key]}
+    keys, pasted = paste(ours, lambda config: upstream.called(PolicyLoss(), config, given))
+    found = upstream.called(PolicyLoss(), pasted, given)
+    assert keys == [option.key] and not torch.equal(theirs[1], without[1])
+    assert_parity(found[0], theirs[0], terms=48, magnitude=1.0, dtype=torch.float32)
+    assert_parity(found[1], theirs[1], terms=6, dtype=torch.float32, what="gradient")
+
+
+@pytest.mark.parametrize("own, option", [one for one in OWN if one.values[0].kind == "advantage"])
+def test_a_pasted_line_gives_the_advantages_of_skyrls_own_option(own: NamedLoss, option: Option) -> None:
+    values, tokens, uids = rewards()
+    rows = Rollouts(values, tokens, torch.arange(8).div(2, rounding_mode="floor"), MASK)
+    options, critic = moving(own, option), torch.where(MASK, tokens.cumsum(-1) - 0.3, 0.0)
+    theirs, without = (
+        upstream.estimated(str(options[Key.ESTIMATOR]), rows, upstream.algorithm(one), critic)[0]
+        for one in (options, own.options)
+    )
+    ours = {Key.ESTIMATOR: "composer", NODE: {"advantage": own.row}, option.key: options[option.key]}
+
+    def estimated(config: Any) -> tuple[Tensor, Tensor]:
+        return AdvantageEstimator()(tokens, MASK.long(), rows.ids.tolist(), critic, config)
+
+    keys, pasted = paste(ours, estimated)
+    assert keys == [option.key] and not torch.equal(theirs, without)
+    assert_parity(estimated(pasted)[0], torch.where(MASK, theirs, 0.0), terms=48, dtype=torch.float32)
+
+
+def test_all_options_of_skyrls_own_losses_are_one_error() -> None:
+    own = [one for one in SKYRL.options_of("policy") if one.acts_by_parameters]
+    given, options = divided(batch(), "token_mean"), {Key.POLICY: "composer/ppo"}
+    options |= {one.key: one.default + 0.5 for one in own}
+    keys, pasted = paste(options, lambda config: upstream.called(PolicyLoss("ppo"), config, given))
+    assert keys == [one.key for one in own] and len(keys) == 14
+    assert pasted.composer == {"policy_params": {"clip_low": 0.7, "clip_high": 0.7, "dual_clip": 3.5}}
+    assert not moved(pasted).keys() & {*keys}
+
+
+def test_the_options_of_the_class_at_its_defaults_are_no_error() -> None:
+    """Those of SkyRL's main branch are 0.4's, and its version says 0.3.0."""
+    assert moved(upstream.algorithm({})) == {}
+    upstream.called(PolicyLoss("gspo"), config("composer/gspo"), divided(batch(), "token_mean"))
+
+
+def test_the_log_says_what_trains_where_a_default_is_typed(caplog: pytest.LogCaptureFixture) -> None:
+    log_once.cache_clear()
+    function = PolicyLoss("gspo")
+    clips = {f"{ALGORITHM}.eps_clip_low": 0.2, f"{ALGORITHM}.eps_clip_high": 0.28}
+    options = {Key.POLICY: "composer/gspo", **clips}
+    function.parsed(paste(options, function.parsed)[1])
+    unread = "; SkyRL's options for the parameters of its own policy losses are not read"
+    assert caplog.messages == [f"policy gspo(clip_low=0.0003, clip_high=0.28){unread}"]
+    own, names = upstream.algorithm({}).cispo, ("cispo_eps_clip_low", "cispo_eps_clip_high")
+    bounds = {f"{ALGORITHM}.cispo.{name}": getattr(own, name) for name in names}
+    PolicyLoss("cispo").parsed(config("composer/cispo", **bounds))
+    assert caplog.messages[1:] == [f"policy cispo(clip_high=0.2){unread}"]
 
 
 @pytest.mark.parametrize("option", ["hint_weight", "replay_weight"])
@@ -324,7 +409,7 @@ def test_a_channel_that_skyrl_cannot_deliver_is_refused(option: str) -> None:
 def test_an_option_that_changes_is_parsed_again() -> None:
     function, given, options = PolicyLoss("ppo"), divided(batch(), "token_mean"), config("composer/ppo")
     before = upstream.called(function, options, given)[1]
-    options.eps_clip_high = 0.01
+    options.composer = {"policy_params": {"clip_high": 0.01}}
     assert not torch.equal(upstream.called(function, options, given)[1], before)
 
 

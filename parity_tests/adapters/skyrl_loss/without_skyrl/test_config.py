@@ -2,6 +2,8 @@
 
 import shlex
 import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,8 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from composer_plugins.adapters.skyrl_loss.upstream import CONFIG, release_of
+from composer_plugins.adapters.skyrl_loss.surface import Configs
+from composer_plugins.adapters.skyrl_loss.upstream import CONFIG, moved, release_of
 from composer_plugins.cli import app
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks import skyrl
@@ -88,8 +91,8 @@ def test_cispo_has_other_defaults_before_0_4() -> None:
     assert (now.value("clip_low"), now.value("clip_high")) == (1.0, 4.0)
     given = options | {f"{ALGORITHM}.cispo.cispo_eps_clip_high": 4.0}
     assert read(given, "0.3.0").policy.value("clip_high") == 4.0
-    unread = nested({Key.POLICY: "regular", f"{ALGORITHM}.cispo.cispo_eps_clip_high": 5.0})
-    assert [len(resolve("skyrl", unread, one).findings) for one in ("0.3.0", "0.4.0")] == [0, 1]
+    not_read = nested({**OURS, NODE: {"policy": "ppo"}, f"{ALGORITHM}.cispo.cispo_eps_clip_high": 5.0})
+    assert [len(resolve("skyrl", not_read, one).errors) for one in ("0.3.0", "0.4.0")] == [0, 1]
 
 
 @pytest.mark.parametrize("version, release", [("0.3.1", "0.3"), ("0.4.0", "0.4"), ("0.4", "0.4")])
@@ -116,10 +119,50 @@ def test_the_anchor_of_cispo_is_no_option_before_0_4() -> None:
     before, now = (resolve("skyrl", anchored, one) for one in ("0.3", "0.4"))
     assert (before.unread, before.required().old) == ((Key.ANCHOR,), "trainer")
     assert (now.unread, now.required().old) == ((), "rollout engine")
-    # An error about another option has the default of the release, too.
-    clip = nested({**OURS, NODE: {"policy": "grpo"}, f"{ALGORITHM}.cispo.cispo_eps_clip_high": 4.0})
-    (wrong,) = resolve("skyrl", clip, "0.3").errors
-    assert "leave it at SkyRL's default, 5.0" in wrong.remedy
+
+
+MOVED = {f"{ALGORITHM}.eps_clip_low": 3e-4, f"{ALGORITHM}.clip_ratio_c": 10.0, f"{ALGORITHM}.gamma": 0.9}
+
+
+def test_moved_options_of_skyrls_own_losses_are_an_error_of_each_kind() -> None:
+    options = {**OURS, Key.ESTIMATOR: "composer/dr_grpo", NODE: {"policy": "grpo"}, **MOVED}
+    policy, advantage = resolve("skyrl", nested(options)).errors
+    assert policy.key == f"{ALGORITHM}.eps_clip_low, {ALGORITHM}.clip_ratio_c"
+    assert (
+        policy.remedy == f"remove them, and set '{NODE}.policy_params={{clip_low: 0.0003, dual_clip: 10.0}}'"
+    )
+    assert (advantage.key, advantage.remedy) == (f"{ALGORITHM}.gamma", "remove it")
+    read({Key.POLICY: "regular", **MOVED})  # of SkyRL's own losses some are read, and none is an error
+    status, said = doctor(*(f"{key}={x}" for key, x in {Key.POLICY: "composer/grpo", **MOVED}.items()))
+    assert status == 1 and "policy_params={clip_low: 0.0003, dual_clip: 10.0}'" in said
+
+
+@dataclass
+class Cispo:
+    """Options of a release with defaults of its own."""
+
+    cispo_eps_clip_low: float = 0.7
+    cispo_eps_clip_high: float = 7.0
+
+
+@dataclass
+class Algorithm:
+    """An AlgorithmConfig of that release."""
+
+    eps_clip_low: float = 0.3
+    cispo: Cispo = field(default_factory=Cispo)
+
+
+def test_an_option_is_moved_from_the_default_of_its_class() -> None:
+    low, high = f"{ALGORITHM}.eps_clip_low", f"{ALGORITHM}.cispo.cispo_eps_clip_high"
+    assert moved(Algorithm()) == {}
+    assert moved(Algorithm(0.2, Cispo(cispo_eps_clip_high=4.0))) == {low: 0.2, high: 4.0}
+    without_class = SimpleNamespace(eps_clip_low=0.2, cispo=SimpleNamespace(cispo_eps_clip_high=5.0))
+    assert moved(without_class) == {high: 5.0}
+    table = {"trainer": {"algorithm": {**asdict(Algorithm()), "policy_loss_type": "composer/ppo"}}}
+    assert Configs(moved=moved(Algorithm())).parsed(table, "policy") is not None
+    with pytest.raises(ConfigError, match="SkyRL reads them for its own losses, and 'ppo' does not"):
+        Configs().parsed(table, "policy")
 
 
 def test_whose_log_probabilities_a_loss_is_given() -> None:
@@ -258,7 +301,6 @@ FOUND: list[tuple[dict[str, Any], str, str]] = [
     ({Key.GROUP_SIZE: 1}, "warning", "compares the rollouts of a prompt"),
     ({Key.TOKEN_MASK[0]: 0.5}, "warning", "it has no effect, because"),
     ({Key.SEQUENCE_CAP: 3.0, Key.TIS: "token"}, "warning", "it has no effect, because"),
-    ({f"{ALGORITHM}.clip_ratio_c": 10.0}, "warning", "SkyRL's regular does not read it"),
     ({Key.POLICY: "sapo"}, "warning", "takes the mean of each sequence first"),
     ({**OURS, NODE: {"policy": "sapo"}}, "warning", "is reduced by 'seq-mean-token-mean'"),
     ({Key.POLICY: "rollout_is", "generator.sampling_params.top_p": 0.9}, "warning", "another distribution"),
