@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.nemo_rl_loss.upstream import interfaces
+from composer_plugins.adapters.nemo_rl_loss.upstream import interfaces, moved, table_of
 from composer_plugins.config import ComposerConfig
+from composer_plugins.diagnosis import log_info
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.frameworks.contract import NOTHING
 from composer_plugins.frameworks.nemo_rl import LOSS, NEMO_RL
@@ -26,6 +27,7 @@ from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.finite import loss_not_finite, not_finite
 from composer_plugins.losses.masks import boolean_mask
 from composer_plugins.objective.objective import NORM
+from composer_plugins.objective.options import described
 from composer_plugins.objective.own_options import asked
 from composer_plugins.objective.per_token import Terms, metric_sums, per_token
 
@@ -91,18 +93,17 @@ class Normalizations(dict[str, Any]):
 
 
 class ComposerLoss(NemoLoss):
-    """A policy loss with NeMo-RL's own options beside it, for `grpo_train(..., loss_fn=...)`.
+    """A policy loss with NeMo-RL's own terms beside it, for `grpo_train(..., loss_fn=...)`.
 
         total = policy_weight w_t policy_t + reference_policy_kl_penalty KL_t, divided as `mode` says
 
-    `loss_config` is NeMo-RL's `master_config.loss_fn`. Its options set the parameters of the loss that
-    `policy` names, its KL and its importance-sampling correction; without `policy` the loss is the one that
-    it chooses. `mode` is an aggregation mode; without it `token_level_loss` decides (a mean over tokens, or
-    over sequences of the mean over tokens). "seq-mean-token-sum-norm" needs `max_length`. `options` are
-    those of ComposerConfig: policy, policy_params, policy_weight, rollout_correction,
-    rollout_correction_params.
-    Raises ConfigError for what is not understood, for a loss that needs what NeMo-RL does not have, and for a
-    hint or a replay channel.
+    `options` are those of ComposerConfig: policy, which has to be set, policy_params, policy_weight,
+    rollout_correction, rollout_correction_params. `loss_config` is NeMo-RL's `master_config.loss_fn`: its KL
+    and its importance-sampling correction act, and its clips are not read. `mode` is an aggregation mode;
+    without it `token_level_loss` decides (a mean over tokens, or over sequences of the mean over tokens).
+    "seq-mean-token-sum-norm" needs `max_length`.
+    Raises ConfigError for what is not understood, for a clip that is not at NeMo-RL's default, for a loss
+    that needs what NeMo-RL does not have, and for a hint or a replay channel.
     """
 
     input = "LOGPROB"
@@ -117,7 +118,9 @@ class ComposerLoss(NemoLoss):
         **options: Any,
     ) -> None:
         own = table_of(loss_config)
-        self.given = own, {"mode": mode, "max_length": max_length, **options}
+        # In a worker too the class of the config says what its defaults are.
+        config = loss_config if hasattr(loss_config, "model_dump") else own
+        self.given = config, {"mode": mode, "max_length": max_length, **options}
         self.use_fused_linear_logprobs = use_fused_linear_logprobs
         found = asked(
             NEMO_RL,
@@ -128,6 +131,7 @@ class ComposerLoss(NemoLoss):
             max_length=max_length,
             channels=CHANNELS,
             not_ours=NOT_OURS,
+            moved=moved(loss_config),
         )
         self.terms = Terms.of(found.objective, found.config)
         self.mode, self.length = found.objective.mode, max_length
@@ -136,8 +140,8 @@ class ComposerLoss(NemoLoss):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Workers parse the options again, which a Ray process has to do once."""
-        own, options = self.given
-        return rebuilt, (own, {**options, "use_fused_linear_logprobs": self.use_fused_linear_logprobs})
+        config, options = self.given
+        return rebuilt, (config, {**options, "use_fused_linear_logprobs": self.use_fused_linear_logprobs})
 
     @property
     def reference_policy_kl_penalty(self) -> float:
@@ -176,6 +180,8 @@ class ComposerLoss(NemoLoss):
             given["ref_logprobs"] = next_tokens("reference_policy_logprobs")
         if (unfiltered := data.get("curr_logprobs_unfiltered")) is not None:
             given["unfiltered_logprobs"] = unfiltered
+        if self.is_new:
+            log_info(described(NEMO_RL, self.terms.objective.policy, self.mode))
         token = per_token(self.terms, given, check=self.is_new)
         self.is_new = False
         loss = self.reduced(token.loss, mask, global_valid_seqs, global_valid_toks)
@@ -315,20 +321,9 @@ def reported(
     return dict(zip(found, torch.stack([x.detach().double() for x in found.values()]).tolist(), strict=True))
 
 
-def table_of(loss_config: Any) -> dict[str, Any]:
-    """NeMo-RL's options, which are a pydantic model or a dict."""
-    if hasattr(loss_config, "model_dump"):
-        return dict(loss_config.model_dump())
-    if not isinstance(loss_config, Mapping):
-        raise ConfigError(
-            LOSS, f"it is {type(loss_config).__name__}", "pass master_config.loss_fn, or a dict"
-        )
-    return dict(loss_config)
-
-
-def rebuilt(own: dict[str, Any], options: dict[str, Any]) -> ComposerLoss:
+def rebuilt(config: Any, options: dict[str, Any]) -> ComposerLoss:
     """A loss that came from another process."""
-    return ComposerLoss(own, **options)
+    return ComposerLoss(config, **options)
 
 
 def rebuilt_distillation(own: dict[str, Any], options: dict[str, Any]) -> ComposerDistillationLoss:

@@ -1,14 +1,15 @@
-"""A loss of the catalogue by name, and the reductions of upstreams that are not a row of the catalogue."""
+"""A loss of the catalogue by its name or by a table, and reductions of upstreams that are no row."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from composer_plugins.frameworks.contract import Framework
 from composer_plugins.kernels.aggregation import aggregate
-from composer_plugins.losses.choosing import choose
+from composer_plugins.losses.choosing import choose, find_one
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Kind, of_kind
 
@@ -17,6 +18,16 @@ def kernel(kind: Kind, name: str, **params: Any) -> Callable[..., Any]:
     """The kernel of a catalogue row, or of a dialect ("cispo@trl"), with its parameters and `params`."""
     choice = choose(kind, name, params)
     return partial(choice.loss.kernel(), **choice.params)
+
+
+def in_our_words(
+    framework: Framework, row: str, options: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of a framework that act beside our row, and the parameters that say the others of it."""
+    own = {one.key for one in framework.options_of("policy") if one.acts_by_parameters}
+    given = {key: value for key, value in options.items() if key in own}
+    params = framework.parameters(find_one(row, "policy").loss, given)
+    return {key: value for key, value in options.items() if key not in own}, params
 
 
 def trl_gmpo(token_loss: Tensor, mask: Tensor, advantages: Tensor) -> Tensor:

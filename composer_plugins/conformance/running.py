@@ -1,7 +1,9 @@
 """Run the claims of the frameworks that are installed here, each on many seeds."""
 
+import logging
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -64,6 +66,18 @@ def run(suite: Suite, *, cases: int = CASES, only: Iterable[str] = ()) -> Iterat
         yield Row("", "", theirs, "not in the catalogue" if missing else "not compared", note=reason)
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Neither warn nor log: of options drawn at random, the upstream and we say which act."""
+    logging.disable(logging.INFO)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 def compared(claim: Claim, cases: int) -> Row:
     """Compare a claim on so many cases; a seed stands for a case."""
     largest, count, wrong = dict[str, Error](), 0, ""
@@ -72,8 +86,7 @@ def compared(claim: Claim, cases: int) -> Row:
         if count == cases:
             break
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of options drawn at random, ours and the upstream's
+            with quiet():
                 found = [(x.what, x.error) for x in claim.compare(Seeded(seed))]
         except Refused:
             continue

@@ -1,7 +1,8 @@
 """What a user asks of our loss, with a framework's own options: one `Objective` for an adapter."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from composer_plugins.config import ABSENT, ADVANTAGE_OPTIONS, ComposerConfig, entry, scaled_hint, unlikely
@@ -11,7 +12,7 @@ from composer_plugins.frameworks.contract import Framework
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.objective.by_table import ByTable
 from composer_plugins.objective.objective import NORM, Objective, channels_of
-from composer_plugins.objective.options import parameters_set
+from composer_plugins.objective.options import not_read, parameters_set
 from composer_plugins.objective.rules import denominator_of_another
 
 # Options of ComposerConfig for which a framework has another place.
@@ -43,14 +44,17 @@ def examined(
     max_length: float | None = None,
     channels: Mapping[str, str],
     not_ours: Mapping[str, str],
+    moved: Mapping[str, Any] | None = None,
+    write: Callable[[str, Any], str] = lambda option, value: f"{option}={value!r}",
 ) -> tuple[Asked | None, Findings]:
     """Read the framework's config and our `options` for it, once; None where an error leaves them open.
 
-    `table` is the framework's config, whose options set the parameters of the loss that `policy` names; by
-    default that is the framework's own loss. `modes` are the aggregation modes that its denominators can
-    carry, and `mode` the one that the user asks for. `channels` says of a weight why the framework cannot
-    deliver the channel, with the remedy after ";"; `not_ours` says of an option of the framework what our
-    loss does not do, where it has another value than those of `Framework.not_carried`.
+    `table` is the framework's config. `moved` has its options that are not at their default: those of its
+    own losses are not read. `write` writes an option of ours as the user does. `modes` are the aggregation
+    modes that its denominators can carry, and `mode` the one that the user asks for. `channels` says of a
+    weight why the framework cannot deliver the channel, with the remedy after ";"; `not_ours` says of an
+    option of the framework what our loss does not do, where it has another value than those of
+    `Framework.not_carried`.
     """
     own, found = ByTable(framework), Findings()
     found += (own.not_known(key, table) for key in own.unread(table))
@@ -62,20 +66,30 @@ def examined(
         found.append(Finding("error", key, problem, "remove it, or set rollout_correction"))
     config, objective = None, None
     with found.collected():
-        chosen = own.policy(table)[0]
-        config = ComposerConfig.parse({"policy": chosen.name, **options})
+        theirs = (
+            own.policy(table)[0].name
+            if moved is None
+            else (own.named("policy", table) or framework.losses[0]).row
+        )
+        if moved is not None and "policy" not in options:
+            remedy = f"name a loss: {write('policy', theirs)} is {framework.title}'s own"
+            found.append(Finding("error", "policy", "it is not set", remedy))
+        config = ComposerConfig.parse({"policy": theirs, **options})
         for weight, why in channels.items():
             if value := getattr(config, weight):
                 problem, _, remedy = why.partition("; ")
                 found.append(Finding("error", weight, f"it is {value:g}, and {problem}", remedy))
         found += config.without_effect(options)
-        found += _another(own, table, config, chosen)
         choice = config.choose_policy()
+        found += _another(own, table, choice)
+        set_params = partial(write, "policy_params")
+        found += not_read(framework, choice.loss, config.policy_params, moved or {}, set_params)
         framework.require(choice)
         if config.hint_weight and "hint_weight" not in channels:
             framework.require(config.choose_hint())
+        given = own.given(table) if moved is None else {}
         set_by = parameters_set(
-            framework, choice.loss, config.policy_params, own.given(table), params_key="policy_params"
+            framework, choice.loss, config.policy_params, given, params_key="policy_params"
         )
         params = {**choice.params, **{name: one.value for name, one in set_by.items()}}
         policy = replace(choice, params=params)
@@ -107,20 +121,18 @@ def _of_others(
             )
 
 
-def _another(
-    own: ByTable, table: Mapping[str, Any], config: ComposerConfig, chosen: Choice
-) -> Iterator[Finding]:
+def _another(own: ByTable, table: Mapping[str, Any], policy: Choice) -> Iterator[Finding]:
     """Yield an error for an option that chooses one loss, where `policy` names another."""
-    default = own.policy({})[0]
-    named = config.policy.partition("@")[0]
-    if chosen.name == default.name or chosen.loss.name == named:
+    chosen, default = own.named("policy", table), own.framework.losses[0].row
+    if chosen and (chosen.row == default or chosen.row.partition("@")[0] == policy.loss.name):
         return
+    row = repr(chosen.row) if chosen else "a loss that is not in the catalogue"
+    losses = (one for one in own.framework.losses if one.kind == "policy")
+    others = [one.options for one in losses if one.row == default]
     for key in own.choosers:
         value = entry(table, key)
-        losses = (one for one in own.framework.losses if one.kind == "policy" and one.row == default.name)
-        others = {one.options[key] for one in losses}
-        if value is not ABSENT and value not in others:
-            problem = f"it is {value!r}, which chooses {chosen.name!r}, and policy names {config.policy!r}"
+        if value is not ABSENT and value not in [options[key] for options in others]:
+            problem = f"it is {value!r}, which chooses {row}, and policy names {policy.name!r}"
             yield Finding("error", key, problem, "remove one of them")
 
 

@@ -485,7 +485,10 @@ PLANTED: dict[str, list[tuple[Loss, str, str]]] = {
 
 @pytest.mark.parametrize(
     ("framework", "function"),
-    [("nemo-rl", ComposerLoss({"reference_policy_kl_penalty": 0.0})), ("slime", slime_loss)],
+    [
+        ("nemo-rl", ComposerLoss({"reference_policy_kl_penalty": 0.0}, policy="grpo@nemo-rl")),
+        ("slime", slime_loss),
+    ],
 )
 def test_our_losses_pass_but_that_nan_is_an_error(framework: str, function: Loss) -> None:
     """An error that names the input, where the laws of NaN expect a loss of NaN."""

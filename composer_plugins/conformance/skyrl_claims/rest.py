@@ -59,8 +59,7 @@ def estimator(own: NamedLoss, draw: Draw) -> Iterator[Compared]:
     node = {"advantage": own.row, "advantage_params": params}
     config = upstream.algorithm({Key.ESTIMATOR: "composer", NODE: node})
     given = batch.token_rewards.clone(), batch.mask.long(), batch.ids.tolist(), values, config
-    with upstream.quiet():
-        found, ours_returned = AdvantageEstimator()(*given)
+    found, ours_returned = AdvantageEstimator()(*given)
     theirs = torch.where(batch.mask, theirs, 0.0)
     yield from by_group(found, theirs, batch, name)
     if name == "gae":

@@ -1,10 +1,8 @@
 """The installed SkyRL on drawn tensors: its config, its losses, and its division of the advantages."""
 
-import logging
 import sys
 import typing
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -78,30 +76,19 @@ def policy_loss(
     return called(ppo_utils.PolicyLossRegistry.get(name), config, tensors)
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Log nothing: each drawn case has other options, and SkyRL and we say which act."""
-    logging.disable(logging.INFO)
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)
-
-
 def called(
     function: Any, config: Any, tensors: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
     """What a function returns that is called as SkyRL's policy worker does, and its gradient."""
     logprobs = tensors["logprobs"].clone().requires_grad_()
-    with quiet():
-        loss, metrics = function(
-            logprobs,
-            tensors["old_logprobs"],
-            tensors["advantages"].clone(),
-            config=config,
-            loss_mask=tensors["mask"].to(logprobs.dtype),
-            rollout_logprobs=tensors.get("rollout_logprobs"),
-        )
+    loss, metrics = function(
+        logprobs,
+        tensors["old_logprobs"],
+        tensors["advantages"].clone(),
+        config=config,
+        loss_mask=tensors["mask"].to(logprobs.dtype),
+        rollout_logprobs=tensors.get("rollout_logprobs"),
+    )
     (gradient,) = torch.autograd.grad(loss, logprobs)
     return loss, gradient, metrics
 

@@ -35,7 +35,7 @@ def test_the_loss_equals_nemo_rl(claim: Claim) -> None:
 
 def test_its_own_types_are_those_of_our_loss(nemo_rl: Upstream) -> None:
     interfaces: Any = nemo_rl.losses
-    loss = ComposerLoss()
+    loss = ComposerLoss(policy="grpo@nemo-rl")
     assert loss.input_type is interfaces.LossInputType.LOGPROB
     assert loss.loss_type is interfaces.LossType.TOKEN_LEVEL
     config = interfaces.ClippedPGLossConfig()
@@ -80,14 +80,13 @@ def test_a_planted_entry_of_the_table_is_found(nemo_rl: Upstream, monkeypatch: p
     """If ratio_clip_max were one more, as an option of another framework is, the claims would say so."""
     from dataclasses import replace
 
-    from composer_plugins.adapters.nemo_rl_loss import loss as adapter
     from composer_plugins.frameworks.contract import Sets
 
-    table = adapter.NEMO_RL
+    table = claims.NEMO_RL
     wrong = tuple(
         replace(one, sets=(Sets(("clip_low",)),)) if one.key == "loss_fn.ratio_clip_max" else one
         for one in table.options
     )
-    monkeypatch.setattr(adapter, "NEMO_RL", replace(table, options=wrong))
+    monkeypatch.setattr(claims, "NEMO_RL", replace(table, options=wrong))
     row = compared(CLAIMS[0], CASES)
     assert row.status == "differs"

@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import BaseModel
 from torch import Tensor
 
 from composer_plugins.adapters.nemo_rl_loss.loss import MODES, ComposerDistillationLoss, ComposerLoss
+from composer_plugins.adapters.nemo_rl_loss.upstream import moved
 from composer_plugins.errors import ComposerError, ConfigError, DataError
+from composer_plugins.frameworks.contract import NamedLoss
+from composer_plugins.frameworks.nemo_rl import NEMO_RL
 from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.losses.choosing import find_one
 from composer_plugins.losses.registry import losses
@@ -19,6 +23,7 @@ from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs import golden, nemo_rl_doubles
 from parity_tests.rigs.golden import Case, claim
 from parity_tests.rigs.nemo_rl_doubles import counts, data, wider
+from parity_tests.rigs.pasted import to_paste
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*bounds the ratio of a sequence")
 NO_KL = {"reference_policy_kl_penalty": 0.0}
@@ -40,6 +45,11 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     return found
 
 
+def own_loss(options: Any, **more: Any) -> ComposerLoss:
+    """NeMo-RL's own loss as ours."""
+    return ComposerLoss(options, policy="grpo@nemo-rl", **more)
+
+
 def value_and_gradient(
     loss: Any, logprobs: Tensor, batch: dict[str, Tensor], *totals: Tensor
 ) -> list[Tensor]:
@@ -52,7 +62,7 @@ def value_and_gradient(
 
 @claim("nemo_rl_policy")
 def test_the_loss_equals_recorded_numbers(case: Case) -> None:
-    """The options of the case go into our loss as NeMo-RL's own: its table gives them their meaning."""
+    """The options of the case are NeMo-RL's own, and what the error says to paste has their meaning."""
     old, advantages = golden.tensor(case["old_log_prob"]), golden.tensor(case["advantages"])
     batch = {
         "token_mask": wider(golden.tensor(case["response_mask"])),
@@ -62,7 +72,10 @@ def test_the_loss_equals_recorded_numbers(case: Case) -> None:
         "generation_logprobs": wider(old),
     }
     logprobs = golden.tensor(case["log_prob"]).requires_grad_()
-    ours = value_and_gradient(ComposerLoss({**NO_KL, **case["kwargs"]}), logprobs, batch, *counts(batch))
+    given = {**NO_KL, **case["kwargs"]}
+    clips = {*CLIPS} & {*given}
+    loss = paste(given, policy="grpo@nemo-rl")[1] if clips else own_loss(given)
+    ours = value_and_gradient(loss, logprobs, batch, *counts(batch))
     theirs = [golden.tensor(case["loss"]), golden.tensor(case["grad_log_prob"])]
     # NeMo-RL's denominators are n + 1e-8, as far from n as float32 is from float64.
     for mine, want in zip(ours, theirs, strict=True):
@@ -96,7 +109,7 @@ def test_a_cut_into_micro_batches_leaves_the_gradient(policy: str, mode: str) ->
 
 def test_nan_behind_the_mask_stays_behind_it() -> None:
     logprobs, batch = data()
-    loss = ComposerLoss(FULL)
+    loss = own_loss(FULL)
     want = value_and_gradient(loss, logprobs, batch, *counts(batch))
     mask = (batch["token_mask"] * batch["sample_mask"].unsqueeze(-1)).bool()
     junk = dict(batch)
@@ -126,7 +139,7 @@ def test_a_packed_sequence_is_a_part(module: Any) -> None:
 
 
 def test_types_name_the_denominator_and_the_input(module: Any) -> None:
-    by_token, by_sequence = ComposerLoss(NO_KL), ComposerLoss({**NO_KL, "token_level_loss": False})
+    by_token, by_sequence = own_loss(NO_KL), own_loss({**NO_KL, "token_level_loss": False})
     assert by_token.input_type is module.LossInputType.LOGPROB
     assert by_token.loss_type is module.LossType.TOKEN_LEVEL
     assert by_sequence.loss_type is module.LossType.SEQUENCE_LEVEL
@@ -134,7 +147,7 @@ def test_types_name_the_denominator_and_the_input(module: Any) -> None:
     assert isinstance(counted, dict) and counted.get("loss") is None  # as the gradient
     assert counted.get("composer/ratio") is module.MetricNormalizer.TOKENS
     assert counted.get("num_valid_samples") is module.MetricNormalizer.NONE
-    assert by_token.reference_policy_kl_penalty == 0 and ComposerLoss(FULL).reference_policy_kl_penalty == 0.1
+    assert by_token.reference_policy_kl_penalty == 0 and own_loss(FULL).reference_policy_kl_penalty == 0.1
     distilled = ComposerDistillationLoss({"kl_type": "forward"})
     assert distilled.input_type is module.LossInputType.DISTILLATION and not distilled.zero_outside_topk
 
@@ -151,9 +164,86 @@ def test_a_loss_goes_to_a_worker_in_a_pickle() -> None:
     assert distilled.divergence.name == "jsd"
 
 
-def test_options_of_nemo_rl_set_the_parameters_of_the_policy() -> None:
-    loss = ComposerLoss({**NO_KL, "ratio_clip_max": 0.28, "ratio_clip_c": 3.0}, policy="ppo")
-    assert loss.terms.objective.policy.params == {"clip_high": 0.28, "dual_clip": 3.0}
+def paste(options: Any, **more: Any) -> tuple[list[str], ComposerLoss]:
+    """The options that are to be removed, and the loss without them and with the line that is pasted."""
+    keys, line = to_paste(lambda: ComposerLoss(options, **more))
+    kept = {key: x for key, x in dict(options).items() if f"loss_fn.{key}" not in keys}
+    config = kept if isinstance(options, dict) else type(options)(**kept)
+    return keys, ComposerLoss(config, **{**more, **eval(f"dict({line})")})
+
+
+CLIPS = {
+    "ratio_clip_min": (0.01, "clip_low"),
+    "ratio_clip_max": (0.9, "clip_high"),
+    "ratio_clip_c": (1.2, "dual_clip"),
+}
+OWN = [
+    (named, {key: value}, {param: value})
+    for named in NEMO_RL.losses
+    if named.kind == "policy"
+    for key, (value, param) in CLIPS.items()
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*is reduced by")
+@pytest.mark.parametrize("named, clip, params", OWN)
+def test_a_pasted_line_trains_what_nemo_rls_option_says(
+    named: NamedLoss, clip: dict[str, float], params: dict[str, float]
+) -> None:
+    """Its option beside its own loss is that parameter: `conform nemo-rl` and recorded numbers say so."""
+    logprobs, batch = data(rows=8)
+    gap = torch.tensor([-0.4, 0.1, 0.1, -0.4] * 2).unsqueeze(-1)  # ratios of 1.5, and of 0.9
+    batch["prev_logprobs"] = wider((logprobs.detach() + gap).clamp(max=-1e-3))
+    keys, pasted = paste({**NO_KL, **clip}, policy=named.row)
+    has_it = {*params} <= {*find_one(named.row, "policy").loss.parameters}
+    wanted = ComposerLoss(NO_KL, policy=named.row, policy_params=params if has_it else {})
+    assert keys == [f"loss_fn.{key}" for key in clip]
+    ours, want, plain = (
+        value_and_gradient(one, logprobs, batch, *counts(batch))
+        for one in (pasted, wanted, ComposerLoss(NO_KL, policy=named.row))
+    )
+    assert torch.equal(ours[0], want[0]) and torch.equal(ours[1], want[1])
+    assert torch.equal(want[1], plain[1]) != has_it
+
+
+def test_policy_has_to_be_set() -> None:
+    for chosen, own in (({}, "grpo@nemo-rl"), ({"use_cispo": True}, "cispo@nemo-rl")):
+        with pytest.raises(ConfigError) as error:
+            ComposerLoss({**NO_KL, **chosen})
+        assert str(error.value) == f"policy: it is not set; name a loss: policy={own!r} is NeMo-RL's own"
+
+
+class Clipped(BaseModel, extra="allow"):
+    """The options of a release with defaults of its own."""
+
+    ratio_clip_min: float = 0.2
+    ratio_clip_max: float = 0.3
+    reference_policy_kl_penalty: float = 0.0
+
+
+def test_an_option_is_moved_from_the_default_of_its_class() -> None:
+    assert moved(Clipped()) == {}
+    assert moved(Clipped(ratio_clip_max=0.2, ratio_clip_c=3.0)) == {
+        "loss_fn.ratio_clip_max": 0.2,
+        "loss_fn.ratio_clip_c": 3.0,
+    }
+    there = pickle.loads(pickle.dumps(ComposerLoss(Clipped(), policy="dapo")))
+    assert there.terms.objective.policy.name == "dapo"
+    keys, pasted = paste(Clipped(ratio_clip_max=0.2), policy="ppo")
+    assert keys == ["loss_fn.ratio_clip_max"] and pasted.terms.objective.policy.params == {"clip_high": 0.2}
+
+
+def test_the_log_says_what_trains_where_a_default_is_typed(caplog: pytest.LogCaptureFixture) -> None:
+    logprobs, batch = data()
+    typed = {**NO_KL, "ratio_clip_min": 0.2, "ratio_clip_max": 0.28}
+    keys, loss = paste(typed, policy="gspo", mode="seq-mean-token-mean")
+    for _ in range(2):
+        value_and_gradient(loss, logprobs, batch, *counts(batch))
+    assert keys == ["loss_fn.ratio_clip_max"]
+    assert caplog.messages == [
+        "policy gspo(clip_low=0.0003, clip_high=0.28), seq-mean-token-mean; NeMo-RL's options for the "
+        "parameters of its own policy losses are not read"
+    ]
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
@@ -164,17 +254,17 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "a mean over prompts": (NO_KL, {"mode": "prompt-mean"}, "mode", "no denominator"),
     "a constant without its length": (NO_KL, {"mode": "seq-mean-token-sum-norm"}, "max_length", "not set"),
     "a length without its mode": (NO_KL, {"max_length": 9.0}, "max_length", "reads none"),
-    "a clip that the loss lacks": (
-        {**NO_KL, "ratio_clip_max": 0.3},
-        {"policy": "sapo"},
-        "loss_fn.ratio_clip_max",
-        "no effect",
-    ),
     "two policies": (
         {**NO_KL, "use_cispo": True},
         {"policy": "sapo"},
         "loss_fn.use_cispo",
-        "chooses 'cispo@nemo-rl'",
+        "chooses 'cispo@nemo-rl', and policy names 'sapo'",
+    ),
+    "two policies of NeMo-RL": (
+        {**NO_KL, "use_cispo": True, "disable_ppo_ratio": True},
+        {"policy": "cispo"},
+        "loss_fn.disable_ppo_ratio",
+        "chooses a loss that is not in the catalogue",
     ),
     "two corrections": (FULL, {"rollout_correction": "tis"}, "rollout_correction", "already"),
     "VAPO's term": (
@@ -200,7 +290,7 @@ def test_what_cannot_be_delivered_is_refused(
     own: dict[str, Any], options: dict[str, Any], key: str, problem: str
 ) -> None:
     with pytest.raises(ConfigError) as error:
-        ComposerLoss(own, **options)
+        ComposerLoss(own, **{"policy": "grpo@nemo-rl", **options})
     found = [error.value, *error.value.others]
     assert key in [one.key for one in found], [str(one) for one in found]
     assert problem in next(str(one) for one in found if one.key == key)
@@ -208,7 +298,7 @@ def test_what_cannot_be_delivered_is_refused(
 
 def test_an_option_that_is_not_understood_is_a_warning() -> None:
     with pytest.warns(UserWarning, match="ratio_clip_mix"):
-        ComposerLoss({**NO_KL, "ratio_clip_mix": 0.3})
+        own_loss({**NO_KL, "ratio_clip_mix": 0.3})
 
 
 def test_a_mode_of_another_paper_is_a_warning() -> None:
@@ -324,7 +414,7 @@ def changed(batch: dict[str, Tensor], key: str, value: float) -> dict[str, Tenso
 )
 def test_a_loss_that_is_not_finite_names_input_row_and_token(key: str, name: str, remedy: str) -> None:
     logprobs, batch = data()
-    loss = ComposerLoss(FULL)
+    loss = own_loss(FULL)
     value_and_gradient(loss, logprobs, batch, *counts(batch))
     with pytest.raises(DataError, match=f"^policy 'grpo@nemo-rl': the loss is not finite.*{remedy}") as error:
         value_and_gradient(loss, logprobs, changed(batch, key, torch.nan), *counts(batch))
@@ -358,7 +448,7 @@ def test_a_key_that_is_absent_or_misshapen_is_named_with_its_shape(key: str) -> 
     for problem, given in wrong.items():
         remedy = r"pass \[B, S\], one number per token, here \[4, 7\]"
         with pytest.raises(DataError, match=rf"^data\['{key}'\]: {problem}; {remedy}$"):
-            ComposerLoss(FULL)(logprobs, given, *counts(batch))
+            own_loss(FULL)(logprobs, given, *counts(batch))
 
 
 def test_a_sample_mask_that_is_absent_or_misshapen_is_named() -> None:
@@ -370,7 +460,7 @@ def test_a_sample_mask_that_is_absent_or_misshapen_is_named() -> None:
     ):
         remedy = r"pass \[B\], one number per sample, here \[4\]"
         with pytest.raises(DataError, match=rf"^data\['sample_mask'\]: {problem}; {remedy}$"):
-            ComposerLoss(NO_KL)(logprobs, given, *counts(batch))
+            own_loss(NO_KL)(logprobs, given, *counts(batch))
 
 
 def test_a_distillation_names_its_masks_and_takes_wider_ones() -> None:
@@ -388,15 +478,15 @@ def test_a_mask_that_is_not_0_and_1_is_an_error(key: str, value: float) -> None:
     logprobs, batch = data()
     batch[key] = torch.where(batch[key] == 1, value, batch[key])
     with pytest.raises(DataError, match=rf"^data\['{key}'\]: it holds {value:g}, and a mask holds 0 and 1"):
-        ComposerLoss(NO_KL)(logprobs, batch, *counts(batch))
+        own_loss(NO_KL)(logprobs, batch, *counts(batch))
 
 
 def test_masks_of_any_dtype_train_the_same_numbers() -> None:
     logprobs, batch = data()
-    want = value_and_gradient(ComposerLoss(NO_KL), logprobs, batch, *counts(batch))
+    want = value_and_gradient(own_loss(NO_KL), logprobs, batch, *counts(batch))
     for dtype in (torch.bool, torch.int64, torch.bfloat16):
         cast = batch | {name: batch[name].to(dtype) for name in ("token_mask", "sample_mask")}
-        got = value_and_gradient(ComposerLoss(NO_KL), logprobs, cast, *counts(batch))
+        got = value_and_gradient(own_loss(NO_KL), logprobs, cast, *counts(batch))
         assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
 
 
@@ -406,7 +496,7 @@ def test_a_logprob_of_an_eighth_passes_and_a_larger_one_does_not(key: str) -> No
     given = {**batch, "logprobs": wider(logprobs.detach())}
     for value in (0.125, 0.13):
         one = changed(given, key, value)
-        call = ComposerLoss(FULL), one.pop("logprobs")[:, 1:].requires_grad_(), one
+        call = own_loss(FULL), one.pop("logprobs")[:, 1:].requires_grad_(), one
         if value == 0.125:
             assert value_and_gradient(*call, *counts(batch))[1].isfinite().all()
             continue
