@@ -3,7 +3,6 @@
 import shlex
 import sys
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
