@@ -74,10 +74,10 @@ def test_an_environment_alone_is_judged_without_a_config() -> None:
 def test_a_mistake_is_found_without_verl_as_it_was_recorded_with_it(name: str) -> None:
     """But for what verl's own check of the whole config says."""
     found = judged(tree(MISTAKES[name]))
-    with_verl = recorded("verl")[name].doctor.split("<br>")
-    ours = [one for one in with_verl if "verl's validate_config raises" not in one]
-    assert ours == [findings_in_words(found)]
-    assert found[0].problem and found[0].remedy and "\n" not in ours[0] and " None" not in ours[0]
+    with_verl = recorded("verl")[name].doctor.split(", ")
+    ours = findings_in_words(found).split(", ")
+    assert ours == with_verl[: len(ours)] and len(with_verl) <= len(ours) + 1
+    assert found[0].problem and found[0].remedy and " None" not in str(found[0])
 
 
 @pytest.mark.parametrize("case", environments.CASES, ids=lambda case: case.name)
