@@ -350,7 +350,7 @@ def test_a_correction_that_trl_refuses_beside_a_policy_is_a_difference(policy: s
 
 def test_the_example_of_the_page_is_what_the_command_prints() -> None:
     page = (ROOT / "docs" / "migrate.md").read_text()
-    source, shown = re.findall(r"```(?:yaml)?\n(.*?)```", page, re.DOTALL)[1:3]
+    source, shown = re.findall(r"```(?:yaml)?\n(.*?)```", page[page.index("```yaml") :], re.DOTALL)[:2]
     read = resolve("verl", yaml.safe_load(source))
     found = migrate(read.required(), "trl")
     lines = comments("grpo.yaml of verl", "trl", found, read)
