@@ -7,7 +7,8 @@ it asks for the type of a loss, and not before.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,6 +53,11 @@ class NemoLoss:
     mode: str
     length: float | None = None
     use_fused_linear_logprobs = False
+    rebuilt: Callable[[], "NemoLoss"]  # from its options, in another process
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Workers parse the options again, which a Ray process has to do once."""
+        return self.rebuilt, ()
 
     @property
     def input_type(self) -> Any:
@@ -99,11 +105,10 @@ class ComposerLoss(NemoLoss):
 
     `options` are those of ComposerConfig: policy, which has to be set, policy_params, policy_weight,
     rollout_correction, rollout_correction_params. `loss_config` is NeMo-RL's `master_config.loss_fn`: its KL
-    and its importance-sampling correction act, and its clips are not read. `mode` is an aggregation mode;
-    without it `token_level_loss` decides (a mean over tokens, or over sequences of the mean over tokens).
-    "seq-mean-token-sum-norm" needs `max_length`.
-    Raises ConfigError for what is not understood, for a clip that is not at NeMo-RL's default, for a loss
-    that needs what NeMo-RL does not have, and for a hint or a replay channel.
+    and its correction act, and a clip that is moved is an error. `mode` is an aggregation mode, the last one
+    with `max_length`; without it `token_level_loss` decides (a mean over tokens, or over sequences).
+    Raises ConfigError for what is not understood, for a loss that needs what NeMo-RL does not have, and for a
+    hint or a replay channel.
     """
 
     input = "LOGPROB"
@@ -118,30 +123,17 @@ class ComposerLoss(NemoLoss):
         **options: Any,
     ) -> None:
         own = table_of(loss_config)
-        # In a worker too the class of the config says what its defaults are.
-        config = loss_config if hasattr(loss_config, "model_dump") else own
-        self.given = config, {"mode": mode, "max_length": max_length, **options}
         self.use_fused_linear_logprobs = use_fused_linear_logprobs
-        found = asked(
-            NEMO_RL,
-            {LOSS: own},
-            options,
-            modes=MODES,
-            mode=mode,
-            max_length=max_length,
-            channels=CHANNELS,
-            not_ours=NOT_OURS,
-            moved=moved(loss_config),
-        )
+        config = own if isinstance(loss_config, Mapping) else loss_config  # its class has the defaults
+        how: dict[str, Any] = {"mode": mode, "max_length": max_length}
+        more = {"use_fused_linear_logprobs": use_fused_linear_logprobs, **options}
+        self.rebuilt = partial(ComposerLoss, config, **how, **more)
+        how |= {"modes": MODES, "channels": CHANNELS, "not_ours": NOT_OURS}
+        found = asked(NEMO_RL, {LOSS: own}, options, **how, moved=moved(loss_config))
         self.terms = Terms.of(found.objective, found.config)
         self.mode, self.length = found.objective.mode, max_length
         self.forced = bool(own.get("force_on_policy_ratio"))
         self.is_new = True
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Workers parse the options again, which a Ray process has to do once."""
-        config, options = self.given
-        return rebuilt, (config, {**options, "use_fused_linear_logprobs": self.use_fused_linear_logprobs})
 
     @property
     def reference_policy_kl_penalty(self) -> float:
@@ -217,7 +209,7 @@ class ComposerDistillationLoss(NemoLoss):
         **options: Any,
     ) -> None:
         own = table_of(loss_config)
-        self.given = own, {"mode": mode, "max_length": max_length, **options}
+        self.rebuilt = partial(ComposerDistillationLoss, own, mode=mode, max_length=max_length, **options)
         self.mode, self.length = mode, max_length
         if own.get("zero_outside_topk"):
             problem = "it is true, and the loss gets the student's k entries alone, and not the rest"
@@ -243,10 +235,6 @@ class ComposerDistillationLoss(NemoLoss):
         self.divergence = config.choose_hint()
         NEMO_RL.require(self.divergence)
         self.is_new = True
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """As of `ComposerLoss`."""
-        return rebuilt_distillation, self.given
 
     def __call__(
         self,
@@ -319,13 +307,3 @@ def reported(
     means = {name: value / torch.as_tensor(count).clamp(min=1) for name, value in sums.items()}
     found = {"loss": loss.detach(), **means, "num_valid_samples": samples.sum()}
     return dict(zip(found, torch.stack([x.detach().double() for x in found.values()]).tolist(), strict=True))
-
-
-def rebuilt(config: Any, options: dict[str, Any]) -> ComposerLoss:
-    """A loss that came from another process."""
-    return ComposerLoss(config, **options)
-
-
-def rebuilt_distillation(own: dict[str, Any], options: dict[str, Any]) -> ComposerDistillationLoss:
-    """A loss that came from another process."""
-    return ComposerDistillationLoss(own, **options)

@@ -5,8 +5,8 @@ from importlib import import_module
 from typing import Any
 
 from composer_plugins.errors import ConfigError
-from composer_plugins.frameworks.contract import NOTHING
 from composer_plugins.frameworks.nemo_rl import LOSS, NEMO_RL
+from composer_plugins.objective.by_table import ByTable
 
 
 def interfaces() -> Any:
@@ -19,19 +19,13 @@ def table_of(loss_config: Any) -> dict[str, Any]:
     if hasattr(loss_config, "model_dump"):
         return dict(loss_config.model_dump())
     if not isinstance(loss_config, Mapping):
-        raise ConfigError(
-            LOSS, f"it is {type(loss_config).__name__}", "pass master_config.loss_fn, or a dict"
-        )
+        problem = f"it is {type(loss_config).__name__}"
+        raise ConfigError(LOSS, problem, "pass master_config.loss_fn, or a dict")
     return dict(loss_config)
 
 
 def moved(loss_config: Any) -> dict[str, Any]:
-    """The options that are not at the default of their class, by their keys in the YAML.
-
-    A dict has no class, so the defaults of our table count.
-    """
-    fields = getattr(type(loss_config), "model_fields", NOTHING).items()
-    default = {one.key: one.default for one in NEMO_RL.options}
-    default |= {f"{LOSS}.{name}": one.get_default(call_default_factory=True) for name, one in fields}
-    given = {f"{LOSS}.{name}": value for name, value in table_of(loss_config).items()}
-    return {key: value for key, value in given.items() if value != default.get(key)}
+    """The options that are not at the default of their class, or for a dict of our table, by their keys."""
+    if not hasattr(loss_config, "model_dump"):
+        return ByTable(NEMO_RL).given({LOSS: loss_config})
+    return {f"{LOSS}.{name}": x for name, x in loss_config.model_dump(exclude_defaults=True).items()}

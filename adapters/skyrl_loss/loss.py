@@ -13,7 +13,6 @@ from torch import Tensor
 
 from composer_plugins.adapters.skyrl_loss.surface import parsed
 from composer_plugins.adapters.skyrl_loss.upstream import PADDING_UID, as_table, corrected, moved
-from composer_plugins.config import at
 from composer_plugins.diagnosis import log_info
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.skyrl import NODE, SKYRL, Key
@@ -48,7 +47,7 @@ class Registered:
     def parsed(self, config: Any) -> Parsed:
         """What SkyRL's AlgorithmConfig asks for."""
         if self._parsed is None or self._config != config:
-            node = at(as_table(config), NODE) or {}
+            node = as_table(config)["trainer"]["algorithm"].get("composer") or {}
             found = parsed(node, self.kind, self.name or None, moved(config))
             self._config, self._parsed, self._is_checked = deepcopy(config), found, False
             log_once(described(SKYRL, found.choice))

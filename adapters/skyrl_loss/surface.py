@@ -42,9 +42,8 @@ class Configs(ByTable):
     """SkyRL's configs, from the root: a YAML, or the dotted options of its command line."""
 
     def __init__(self, version: str | None = None, moved: Mapping[str, Any] | None = None) -> None:
-        """`moved` has the options that are not at the default of the config's class, where there is one."""
         super().__init__(SKYRL.of_release(release_of(version)))
-        self.moved = moved
+        self.moved = moved  # from the defaults of the config's class, where it has one
         self.KNOWN |= {NODE, Key.KL_CONTROL}
 
     def read(self, table: Mapping[str, Any], version: str | None = None) -> tuple[Objective, list[Finding]]:
@@ -208,11 +207,7 @@ class Configs(ByTable):
 
 
 def parsed(node: Mapping[Any, Any], kind: Kind, name: str | None, moved: Mapping[str, Any]) -> Parsed:
-    """What a loss or an advantage of ours is asked for, by the options in `node` alone.
-
-    `name` is the loss in its registered name, if any. Raises ConfigError for what SkyRL cannot run, and for
-    an option of its own that is `moved`.
-    """
+    """What a loss or an advantage of ours is asked for, by the options in `node`; see `parse_choice`."""
     ours = {str(key): one for key, one in node.items()}
     return parse_choice(SKYRL, ours, kind, name, moved=moved, node_key=NODE, parse=parse_node, check=require)
 

@@ -51,14 +51,11 @@ def as_table(config: Any) -> dict[str, Any]:
 
 
 def moved(algorithm: Any) -> dict[str, Any]:
-    """The options of an AlgorithmConfig that are not at the default of its class, by their keys.
-
-    A namespace has no class that says them, so the defaults of our table count.
-    """
+    """The options that are not at the default of their class, or for a namespace of our table, by key."""
     of_table = nested({one.key: one.default for one in SKYRL.options})
     default = as_table(type(algorithm)()) if is_dataclass(type(algorithm)) else of_table
     found = {one.key: entry(as_table(algorithm), one.key) for one in SKYRL.options}
-    return {key: x for key, x in found.items() if x is not ABSENT and x != entry(default, key)}
+    return {key: x for key, x in found.items() if x not in (ABSENT, entry(default, key))}
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.losses.choosing import choose, find_one
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Kind, of_kind
+from composer_plugins.objective.by_table import ByTable, nested
 
 
 def kernel(kind: Kind, name: str, **params: Any) -> Callable[..., Any]:
@@ -20,14 +21,15 @@ def kernel(kind: Kind, name: str, **params: Any) -> Callable[..., Any]:
     return partial(choice.loss.kernel(), **choice.params)
 
 
-def in_our_words(
-    framework: Framework, row: str, options: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of a framework that act beside our row, and the parameters that say the others of it."""
-    own = {one.key for one in framework.options_of("policy") if one.acts_by_parameters}
-    given = {key: value for key, value in options.items() if key in own}
-    params = framework.parameters(find_one(row, "policy").loss, given)
-    return {key: value for key, value in options.items() if key not in own}, params
+def in_our_words(framework: Framework, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of a framework that act beside a loss of ours, and ours for those of its own loss."""
+    named = ByTable(framework).named("policy", nested(options))
+    assert named is not None
+    own = {one.key: one.default for one in framework.options_of("policy") if one.acts_by_parameters}
+    given = {key: value for key, value in options.items() if value != own.get(key, value)}
+    params = framework.parameters(find_one(named.row, "policy").loss, given)
+    kept = {key: value for key, value in options.items() if key not in own}
+    return nested(kept), {"policy": named.row, "policy_params": params}
 
 
 def trl_gmpo(token_loss: Tensor, mask: Tensor, advantages: Tensor) -> Tensor:

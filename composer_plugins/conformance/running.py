@@ -3,7 +3,6 @@
 import logging
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -56,26 +55,18 @@ def fits(claim: Claim, names: Collection[str]) -> bool:
 def run(suite: Suite, *, cases: int = CASES, only: Iterable[str] = ()) -> Iterator[Row]:
     """Yield a row for each claim, and for each loss of the upstream without one."""
     wanted = set(only)
-    for claim in suite.claims:
-        if fits(claim, wanted):
-            if suite.is_there(claim.place):
-                yield compared(claim, cases)
-            else:
-                yield Row(claim.kind, claim.ours, claim.theirs, "not in this version")
-    for theirs, reason, missing in suite.absent() if not wanted else ():
-        yield Row("", "", theirs, "not in the catalogue" if missing else "not compared", note=reason)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Neither warn nor log: of options drawn at random, the upstream and we say which act."""
-    logging.disable(logging.INFO)
+    logging.disable(logging.INFO)  # each drawn case has other options, and the upstream and we say which act
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        for claim in suite.claims:
+            if fits(claim, wanted):
+                if suite.is_there(claim.place):
+                    yield compared(claim, cases)
+                else:
+                    yield Row(claim.kind, claim.ours, claim.theirs, "not in this version")
     finally:
         logging.disable(logging.NOTSET)
+    for theirs, reason, missing in suite.absent() if not wanted else ():
+        yield Row("", "", theirs, "not in the catalogue" if missing else "not compared", note=reason)
 
 
 def compared(claim: Claim, cases: int) -> Row:
@@ -86,7 +77,8 @@ def compared(claim: Claim, cases: int) -> Row:
         if count == cases:
             break
         try:
-            with quiet():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of options drawn at random, ours and the upstream's
                 found = [(x.what, x.error) for x in claim.compare(Seeded(seed))]
         except Refused:
             continue

@@ -71,9 +71,8 @@ def not_read(
 
 def described(framework: Framework, choice: Choice, mode: str = "") -> str:
     """The log line of a loss of ours: what trains, reduced by `mode`, and what is not read for it."""
-    kind = choice.loss.kind
-    line = f"{kind} {choice.described}{f', {mode}' if mode else ''}; {framework.title}'s options for the "
-    return f"{line}parameters of its own {KINDS[kind].plural} are not read"
+    line = f"{choice.loss.kind} {choice.described}{f', {mode}' if mode else ''}; {framework.title}'s options"
+    return f"{line} for the parameters of its own {KINDS[choice.loss.kind].plural} are not read"
 
 
 def as_yaml(value: Any) -> str:

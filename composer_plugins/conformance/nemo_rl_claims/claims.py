@@ -13,7 +13,6 @@ from composer_plugins.conformance.nemo_rl_claims.upstream import Upstream
 from composer_plugins.conformance.reductions import in_our_words, kernel
 from composer_plugins.frameworks.contract import NamedLoss
 from composer_plugins.frameworks.nemo_rl import GRPO, LOSS, MAX_RATIO, MIN_RATIO, NEMO_RL, TIS
-from composer_plugins.objective.by_table import ByTable, nested
 from composer_plugins.testing.draws import Draw, flag, token_batch
 
 # Its masked_mean adds 1e-8 to every denominator, so what is equal is so up to that. In float64 a rounding of
@@ -118,13 +117,9 @@ def compare_policy(upstream: Upstream, named: NamedLoss, draw: Draw) -> Iterator
     """A ClippedPGLossFn, and ours with the same config, whose clips are parameters of ours."""
     drawn = drawn_options(named, draw)
     theirs = upstream.losses.ClippedPGLossFn(upstream.losses.ClippedPGLossConfig(**drawn))
-    table = {f"{LOSS}.{key}": value for key, value in drawn.items()}
-    chosen = ByTable(NEMO_RL).named("policy", nested(table))
-    assert chosen is not None
-    kept, params = in_our_words(NEMO_RL, chosen.row, table)
-    config = upstream.losses.ClippedPGLossConfig(**nested(kept)[LOSS])
-    ours = ComposerLoss(config, policy=chosen.row, policy_params=params)
-    yield from both(upstream, theirs, ours, draw)
+    kept, ours = in_our_words(NEMO_RL, {f"{LOSS}.{key}": value for key, value in drawn.items()})
+    config = upstream.losses.ClippedPGLossConfig(**kept[LOSS])
+    yield from both(upstream, theirs, ComposerLoss(config, **ours), draw)
 
 
 def compare_advantage(upstream: Upstream, named: NamedLoss, draw: Draw) -> Iterator[Compared]:

@@ -44,15 +44,6 @@ def algorithm(options: Mapping[str, Any]) -> Any:
     return config
 
 
-def has(options: Mapping[str, Any]) -> bool:
-    """Whether this SkyRL has these options."""
-    try:
-        algorithm(options)
-    except AttributeError:
-        return False
-    return True
-
-
 def divided(
     advantages: Tensor, mask: Tensor, reduction: str, length: int, prompts: Sequence[int], micro: int = 1
 ) -> Tensor:
