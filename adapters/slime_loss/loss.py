@@ -15,10 +15,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from composer_plugins.adapters.slime_loss.surface import BY_ROLLOUT, NODE, READ, parsed
 from composer_plugins.adapters.slime_loss.upstream import host
+from composer_plugins.diagnosis import log_info
 from composer_plugins.errors import DataError
+from composer_plugins.frameworks.slime import SLIME
 from composer_plugins.kernels.masking import keep
 from composer_plugins.losses.finite import FiniteCheck
 from composer_plugins.losses.masks import boolean_mask
+from composer_plugins.objective.options import described
 from composer_plugins.objective.own_options import Asked
 from composer_plugins.objective.per_token import Terms, per_token
 
@@ -33,15 +36,15 @@ STREAMS = {
 
 
 class SlimeLoss:
-    """A policy loss with slime's own options beside it.
+    """A policy loss with slime's own terms beside it.
 
         total = policy_weight w_t policy_t + kl_loss_coef KL_t - entropy_coef H_t + hint_weight hint_t
 
-    `args.composer` has the options of ComposerConfig, and `mode` and `max_length`: policy, policy_params,
-    policy_weight, rollout_correction, rollout_correction_params, hint_weight, hint_estimator, hint_params.
-    slime's options (eps_clip, use_kl_loss, use_tis ...) set what they set in slime's own loss; without
-    `policy` the loss is slime's own. Denominator: with calculate_per_token_loss the tokens of the step;
-    without it the rollouts of the step, and in each the mean over its tokens, or the sum with `mode`.
+    `args.composer` has the options of ComposerConfig, and `mode` and `max_length`: policy, which has to be
+    set, policy_params, policy_weight, rollout_correction, rollout_correction_params, hint_weight,
+    hint_estimator, hint_params. slime's own terms (use_kl_loss, use_tis ...) act, and a clip of its own that
+    is moved is an error. Denominator: with calculate_per_token_loss the tokens of the step; without it the
+    rollouts of the step, and in each the mean over its tokens, or the sum with `mode`.
     Raises ConfigError for what is not understood and cannot be delivered, DataError for a batch without what
     the loss needs or with other lengths, and for a loss that is not finite, on a GPU some calls later.
     """
@@ -97,6 +100,8 @@ class SlimeLoss:
                 raise DataError("batch['loss_masks']", problem, "pass one value per token of the response")
         masks = pad_sequence(list(batch["loss_masks"]), True).to(logits.device)
         given["mask"] = boolean_mask("batch['loss_masks']", masks, check=self.is_new)
+        if self.is_new:
+            log_info(described(SLIME, self.terms.objective.policy, self.mode))
         token = per_token(self.terms, given, check=self.is_new)
         self.is_new = False
 

@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from composer_plugins.errors import ConfigError
+from composer_plugins.adapters.slime_loss.upstream import moved
 from composer_plugins.findings import Finding, Findings, enforce
 from composer_plugins.frameworks.slime import SLIME
 from composer_plugins.losses.choosing import Choice
+from composer_plugins.objective.by_table import ByTable
 from composer_plugins.objective.objective import NORM
+from composer_plugins.objective.options import as_yaml
 from composer_plugins.objective.own_options import Asked, examined
 
 NODE = "composer"  # the attribute of args with our options
@@ -21,10 +23,8 @@ FILLED_BY = {
 }
 SGLANG_TEACHER = ".rollout.on_policy_distillation.reward_func"  # of slime and of Miles
 # The attributes of args that decide the loss.
-_CHOOSERS = (key for one in SLIME.losses for key in one.options)
 OF_TEACHER = ("opd_kl_coef", "opd_type", "custom_rm_path")
-_OPTIONS = (one.key for one in SLIME.options)
-READ = tuple(dict.fromkeys((*_CHOOSERS, *_OPTIONS, *SLIME.not_carried, *OF_TEACHER)))
+READ = tuple(dict.fromkeys((*ByTable(SLIME).defaults, *SLIME.not_carried, *OF_TEACHER)))
 
 
 def findings(table: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[Finding]:
@@ -81,21 +81,20 @@ def asked_of(table: Mapping[str, Any], options: Any) -> tuple[Asked | None, Find
         **own,
         channels=CHANNELS,
         not_ours=NOT_OURS,
+        moved=moved(table),
+        write=lambda option, value: f"{option}: {as_yaml(value)}",
     )
     every = [*findings(table, given), *wrong]
     if found:
         policy = found.objective.policy
         every += [*not_filled(table, policy), *of_temperature(table, given, policy)]
-    return found, Findings(x if x.key.partition(".")[0] in READ else x.under(NODE) for x in every)
+    return found, Findings(x if x.key.split(",")[0].split(".")[0] in READ else x.under(NODE) for x in every)
 
 
 def parsed(args: Any) -> Asked:
     """What `args` asks for, with a warning for each warning; ConfigError for what cannot be delivered."""
     table = {key: getattr(args, key) for key in READ if key not in (NODE, "loss_type") and hasattr(args, key)}
-    if table.get("eps_clip_high") == table.get("eps_clip"):
-        table.pop("eps_clip_high", None)  # slime copies the one to the other where it is not set
     found, wrong = asked_of(table, getattr(args, NODE, None) or {})
     enforce(wrong)
-    if found is None:
-        raise ConfigError(NODE, "it is not understood", "see docs/slime.md")
+    assert found is not None
     return found

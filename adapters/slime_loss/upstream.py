@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.slime import SLIME
+from composer_plugins.objective.by_table import ByTable
 
 
 class Host(NamedTuple):
@@ -18,6 +20,12 @@ class Host(NamedTuple):
     gather: Callable[[Tensor, int, int], Tensor]
     cut: Callable[[Tensor, int, int], Tensor]
     parts: int  # ranks of context parallelism
+
+
+def moved(args: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that are not at the default of our table. slime copies eps_clip to eps_clip_high."""
+    copied = ["eps_clip_high"] if args.get("eps_clip_high") == args.get("eps_clip") else []
+    return {key: value for key, value in ByTable(SLIME).given(args).items() if key not in copied}
 
 
 def host(args: Any, batch: Mapping[str, Any]) -> Host:

@@ -1,4 +1,4 @@
-"""What a user asks of our loss, with a framework's own options: one `Objective` for an adapter."""
+"""What a user asks of our loss beside a framework's own terms: one `Objective` for an adapter."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -12,7 +12,7 @@ from composer_plugins.frameworks.contract import Framework
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.objective.by_table import ByTable
 from composer_plugins.objective.objective import NORM, Objective, channels_of
-from composer_plugins.objective.options import not_read, parameters_set
+from composer_plugins.objective.options import not_read
 from composer_plugins.objective.rules import denominator_of_another
 
 # Options of ComposerConfig for which a framework has another place.
@@ -44,7 +44,7 @@ def examined(
     max_length: float | None = None,
     channels: Mapping[str, str],
     not_ours: Mapping[str, str],
-    moved: Mapping[str, Any] | None = None,
+    moved: Mapping[str, Any],
     write: Callable[[str, Any], str] = lambda option, value: f"{option}={value!r}",
 ) -> tuple[Asked | None, Findings]:
     """Read the framework's config and our `options` for it, once; None where an error leaves them open.
@@ -66,12 +66,8 @@ def examined(
         found.append(Finding("error", key, problem, "remove it, or set rollout_correction"))
     config, objective = None, None
     with found.collected():
-        theirs = (
-            own.policy(table)[0].name
-            if moved is None
-            else (own.named("policy", table) or framework.losses[0]).row
-        )
-        if moved is not None and "policy" not in options:
+        theirs = (own.named("policy", table) or framework.losses[0]).row
+        if "policy" not in options:
             remedy = f"name a loss: {write('policy', theirs)} is {framework.title}'s own"
             found.append(Finding("error", "policy", "it is not set", remedy))
         config = ComposerConfig.parse({"policy": theirs, **options})
@@ -80,22 +76,14 @@ def examined(
                 problem, _, remedy = why.partition("; ")
                 found.append(Finding("error", weight, f"it is {value:g}, and {problem}", remedy))
         found += config.without_effect(options)
-        choice = config.choose_policy()
-        found += _another(own, table, choice)
-        set_params = partial(write, "policy_params")
-        found += not_read(framework, choice.loss, config.policy_params, moved or {}, set_params)
-        framework.require(choice)
+        policy, set_params = config.choose_policy(), partial(write, "policy_params")
+        found += _another(own, table, policy)
+        found += not_read(framework, policy.loss, config.policy_params, moved, set_params)
+        framework.require(policy)
         if config.hint_weight and "hint_weight" not in channels:
             framework.require(config.choose_hint())
-        given = own.given(table) if moved is None else {}
-        set_by = parameters_set(
-            framework, choice.loss, config.policy_params, given, params_key="policy_params"
-        )
-        params = {**choice.params, **{name: one.value for name, one in set_by.items()}}
-        policy = replace(choice, params=params)
         objective = own.objective(table, policy)
-        found += unlikely(policy, {name: one.key for name, one in set_by.items()})
-        found += scaled_hint(config, policy)
+        found += [*unlikely(policy), *scaled_hint(config, policy)]
         if (correction := config.choose_rollout_correction()) is not None:
             framework.require(correction)
             found += _twice(objective)

@@ -68,8 +68,8 @@ def difference(loss: Any, named: NamedLoss, seed: int) -> float:
     """The largest difference of value and gradient of one micro-batch."""
     draw, found = Seeded(seed), []
     options, (logits, batch) = claims.drawn_options(named, draw), claims.drawn_batch(draw)
-    for which in (claims.OURS, {}):
-        args = Arguments(**{**MORE, **vars(claims.arguments(**options, **which))})
+    for which in (claims.ours(options), options):
+        args = Arguments(**{**MORE, **vars(claims.arguments(**which))})
         value, count, _ = loss.loss_function(args, dict(batch), 1, logits, num_rollouts=4)
         value = value / count
         found.append((value.detach(), torch.autograd.grad(value, logits)[0]))

@@ -15,8 +15,8 @@ MILES = "miles.backends.training_utils"
 
 
 def args(**given: Any) -> Namespace:
-    """slime's arguments as its parser leaves them, with our options in `composer`."""
-    return arguments(**given)
+    """slime's arguments as its parser leaves them, and in `composer` our options, or slime's own loss."""
+    return arguments(**{"composer": {"policy": "grpo@slime"}, **given})
 
 
 def log_probs(logits: Tensor, *, with_entropy: bool = False, response_lengths: list[int], **_: Any) -> Any:

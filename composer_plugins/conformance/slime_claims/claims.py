@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.conformance.claims import GRADIENT, Claim, Compared, Place
+from composer_plugins.conformance.reductions import in_our_words
 from composer_plugins.conformance.slime_claims.upstream import Upstream
 from composer_plugins.frameworks.contract import NamedLoss
 from composer_plugins.frameworks.slime import ESTIMATOR, ICEPOP_OF_MILES, OPSM, SLIME
@@ -95,12 +96,18 @@ def drawn_options(named: NamedLoss, draw: Draw) -> Options:
     return given
 
 
+def ours(options: Options) -> Options:
+    """The same arguments for our loss: its clips are parameters of ours."""
+    kept, own = in_our_words(SLIME, options)
+    return {**kept, **OURS, "composer": own}
+
+
 def compare(upstream: Upstream, named: NamedLoss, draw: Draw) -> Iterator[Compared]:
     """One micro-batch of a step, through slime's dispatcher with both losses."""
     options, (logits, batch) = drawn_options(named, draw), drawn_batch(draw)
     parts, size, found = draw.integer(1, 3, "parts"), draw.integer(4, 9, "size"), []
-    for which in (OURS, {}):
-        args = arguments(**options, **which)
+    for which in (ours(options), options):
+        args = arguments(**which)
         loss, count = upstream.loss_of(args, batch, logits, parts, size)
         (gradient,) = torch.autograd.grad(loss / count, logits)
         found.append(((loss / count).detach(), gradient))

@@ -178,7 +178,7 @@ def call_slime(
         "calculate_per_token_loss": per_token,
         "rollout_top_p": 1.0,
         "qkv_format": "thd",
-        "composer": None,
+        "composer": {"policy": "grpo@slime"},
     }
     given |= {"loss_type": "custom_loss", "allgather_cp": False, "log_probs_chunk_size": -1}
     with modules_of_slime():

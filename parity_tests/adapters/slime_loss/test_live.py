@@ -59,7 +59,10 @@ def on_ranks(case: dict[str, Any], folder: Path, ranks: int) -> list[Tensor]:
         {"composer": {"policy": "gspo@slime"}},
         {"composer": {"policy": "cispo", "policy_params": {"clip_high": 4.0}}, "use_tis": True},
         {"composer": {"policy": "opsm@slime", "mode": "seq-mean-token-sum"}, "entropy_coef": 0.01},
-        {"use_kl_loss": True, "kl_loss_coef": 0.1, "calculate_per_token_loss": True},
+        {
+            "composer": {"policy": "grpo@slime"},
+            **{"use_kl_loss": True, "kl_loss_coef": 0.1, "calculate_per_token_loss": True},
+        },
     ],
     ids=["gspo", "cispo", "opsm", "per token"],
 )

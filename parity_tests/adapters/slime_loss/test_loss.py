@@ -7,18 +7,23 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
 from composer_plugins.adapters.slime_loss import loss_fn
-from composer_plugins.adapters.slime_loss.loss import SlimeLoss
+from composer_plugins.adapters.slime_loss.loss import SlimeLoss, _losses
 from composer_plugins.adapters.slime_loss.surface import BY_ROLLOUT, parsed
 from composer_plugins.errors import ComposerError, ConfigError, DataError
 from composer_plugins.findings import ComposerWarning
+from composer_plugins.frameworks.contract import NamedLoss
+from composer_plugins.frameworks.slime import ESTIMATOR, SLIME
 from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.losses.choosing import find_one
 from composer_plugins.losses.flags import Flags
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs import golden, slime_doubles
 from parity_tests.rigs.golden import Case, claim
+from parity_tests.rigs.pasted import to_paste
 from parity_tests.rigs.slime_doubles import args, batch, part, reducer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*bounds the ratio of a sequence", "ignore:.*is reduced by")
@@ -39,9 +44,16 @@ def value_and_gradient(given: Namespace, own: Tensor, data: dict[str, Any]) -> l
     return [loss, torch.autograd.grad(loss, own)[0]]
 
 
+def paste(**given: Any) -> tuple[list[str], Namespace]:
+    """The arguments that are to be removed, and those without them and with the line that is to be pasted."""
+    keys, line = to_paste(lambda: parsed(args(**given)))
+    kept = {key: value for key, value in given.items() if key not in keys}
+    return keys, args(**{**kept, "composer": {**given["composer"], **(yaml.safe_load(line) or {})}})
+
+
 @claim("slime_policy")
 def test_the_loss_equals_recorded_numbers(case: Case) -> None:
-    """The arguments of the case go into our loss as slime's own: its table gives them their meaning."""
+    """The arguments of the case are slime's own, and what the error says to paste has their meaning."""
     rows = [golden.tensor(row) for row in case["response_mask"]]
     old, advantages = golden.tensor(case["old_log_prob"]), golden.tensor(case["advantages"])
     data = {
@@ -53,7 +65,9 @@ def test_the_loss_equals_recorded_numbers(case: Case) -> None:
         "log_probs": list(old),
         "advantages": list(advantages.expand(old.shape)),
     }
-    given = args(**case["kwargs"], calculate_per_token_loss=case["calculate_per_token_loss"])
+    options = {**case["kwargs"], "calculate_per_token_loss": case["calculate_per_token_loss"]}
+    options["composer"] = {"policy": "grpo@slime"}
+    given = paste(**options)[1] if {*CLIPS} & {*options} else args(**options)
     logprobs = golden.tensor(case["log_prob"]).requires_grad_()
     loss, _ = loss_fn(given, data, logprobs.reshape(1, -1), reducer(data, given.calculate_per_token_loss))
     loss = loss if given.calculate_per_token_loss else loss / len(rows)  # the dispatcher's part of it
@@ -252,12 +266,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "mode",
         "no denominator",
     ),
-    "a clip that the loss lacks": (
-        {"composer": {"policy": "sapo"}, "eps_clip": 0.3},
-        "eps_clip",
-        "no effect",
+    "no policy": (
+        {"composer": {}},
+        "policy",
+        'it is not set; name a loss: policy: "grpo@slime" is slime\'s own',
     ),
-    "a dual clip of gspo": ({"advantage_estimator": "gspo", "eps_clip_c": 3.0}, "eps_clip_c", "no effect"),
+    "no table": ({"composer": None}, "policy", "it is not set"),
     "two policies": (
         {"composer": {"policy": "sapo"}, "advantage_estimator": "cispo"},
         "advantage_estimator",
@@ -276,9 +290,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "options that are no table": ({"composer": "cispo"}, "composer", "write a table"),
     "a misspelt option": ({"composer": {"polcy": "cispo"}}, "polcy", "did you mean 'policy'"),
     "gspo with opsm": (
-        {"advantage_estimator": "gspo", "use_opsm": True},
-        "advantage_estimator",
-        "no loss of the catalogue",
+        {"composer": {"policy": "gspo"}, "advantage_estimator": "gspo", "use_opsm": True},
+        "use_opsm",
+        "chooses a loss that is not in the catalogue",
     ),
 }
 
@@ -292,11 +306,63 @@ def test_what_cannot_be_delivered_is_refused(given: dict[str, Any], key: str, pr
     assert any(problem in str(one) for one in found), [str(one) for one in found]
 
 
+CLIPS: dict[str, tuple[float, tuple[str, ...]]] = {
+    "eps_clip": (0.01, ("clip_low", "clip_high")),
+    "eps_clip_high": (0.9, ("clip_high",)),
+    "eps_clip_c": (1.2, ("dual_clip",)),
+    "opsm_delta": (0.5, ("threshold",)),
+}
+OWN = [
+    (named, {key: value}, dict.fromkeys(names, value))
+    for named in SLIME.losses
+    if named.kind == "policy" and named.options[ESTIMATOR] in ("grpo", "gspo", "cispo")
+    for key, (value, names) in CLIPS.items()
+]
+
+
+@pytest.mark.parametrize("named, clip, params", OWN)
+def test_a_pasted_line_trains_what_slimes_argument_says(
+    named: NamedLoss, clip: dict[str, float], params: dict[str, float]
+) -> None:
+    """The argument beside slime's own loss is that parameter: `conform slime` and recorded numbers say so."""
+    own, data = batch()
+    gaps = (0.4, -0.1, 0.1, 0.4)  # ratios of 1.5, 0.9 and 1.1
+    parts = own.detach()[0].split(data["response_lengths"])
+    data["log_probs"] = [(x - gap).clamp(max=-1e-3) for x, gap in zip(parts, gaps, strict=True)]
+    data["advantages"] = [x.abs() * sign for x, sign in zip(data["advantages"], (1, -1, 1, -1), strict=True)]
+    composer, chosen = {"policy": named.row}, dict(named.options)
+    keys, pasted = paste(composer=composer, **chosen, **clip)
+    has_it = {*params} <= {*find_one(named.row, "policy").loss.parameters}
+    wanted = args(composer={**composer, "policy_params": params if has_it else {}}, **chosen)
+    ours, want, plain = (
+        value_and_gradient(one, own, data) for one in (pasted, wanted, args(composer=composer, **chosen))
+    )
+    assert keys == [*clip]
+    assert torch.equal(ours[0], want[0]) and torch.equal(ours[1], want[1])
+    assert torch.equal(want[1], plain[1]) != has_it
+
+
 def test_slimes_copy_of_eps_clip_is_not_an_option_of_the_user() -> None:
-    """slime sets eps_clip_high to eps_clip: dapo keeps its own 0.28 unless the user sets one of them."""
-    assert parsed(args(composer={"policy": "dapo"})).objective.policy.value("clip_high") == 0.28
-    policy = parsed(args(composer={"policy": "dapo"}, eps_clip=0.1, eps_clip_high=0.3)).objective.policy
-    assert (policy.value("clip_low"), policy.value("clip_high")) == (0.1, 0.3)
+    """slime sets eps_clip_high to eps_clip where the user has not set it."""
+    keys, pasted = paste(composer={"policy": "dapo"}, eps_clip=0.1)
+    assert keys == ["eps_clip"]
+    assert pasted.composer["policy_params"] == {"clip_low": 0.1, "clip_high": 0.1}
+    keys, pasted = paste(composer={"policy": "dapo"}, eps_clip=0.1, eps_clip_high=0.3)
+    assert keys == ["eps_clip", "eps_clip_high"]
+    assert pasted.composer["policy_params"] == {"clip_low": 0.1, "clip_high": 0.3}
+
+
+def test_the_log_says_what_trains_where_a_default_is_typed(caplog: pytest.LogCaptureFixture) -> None:
+    own, data = batch()
+    keys, given = paste(composer={"policy": "gspo"}, eps_clip=0.2, eps_clip_high=0.28)
+    _losses.clear()
+    for _ in range(2):
+        value_and_gradient(given, own, data)
+    assert keys == ["eps_clip_high"]
+    assert caplog.messages == [
+        "policy gspo(clip_low=0.0003, clip_high=0.28), seq-mean-token-mean; slime's options for the "
+        "parameters of its own policy losses are not read"
+    ]
 
 
 @pytest.mark.parametrize("key, option", [("ref_log_probs", KL), ("rollout_log_probs", {"use_tis": True})])
