@@ -121,8 +121,10 @@ $TRAIN --config-path=./config --config-name='ppo_trainer' \\
 
 def test_the_shell_itself_expands_a_script(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(SCRIPT)
-    train = f"{sys.executable} -m composer_plugins migrate --from verl --to prime-rl --"
-    environment = {**os.environ, "TRAIN": train, "PYTHONPATH": str(ROOT)}
+    python = Path(sys.executable)  # the script splits $TRAIN at blanks, and a folder's name may have some
+    train = f"{python.name} -m composer_plugins migrate --from verl --to prime-rl --"
+    path = os.pathsep.join((str(python.parent), os.environ["PATH"]))
+    environment = {**os.environ, "PATH": path, "TRAIN": train, "PYTHONPATH": str(ROOT)}
     command = ["bash", "run.sh", "actor_rollout_ref.rollout.n=8"]
     said = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
     assert "# The loss of ppo_trainer + 7 overrides of verl" in said
