@@ -60,16 +60,24 @@ class ComposerConfig(BaseModel):
     _chosen: dict[str, Choice] = PrivateAttr(default_factory=dict)  # what was looked up already
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any], *, framework_loss: str | None = None) -> "ComposerConfig":
+    def parse(
+        cls,
+        values: Mapping[str, Any],
+        *,
+        framework_loss: str | None = None,
+        framework: "Framework | None" = None,
+    ) -> "ComposerConfig":
         """`values` as a config; one ConfigError if anything is wrong, with all that is wrong in `others`.
 
-        `framework_loss` is the value of `policy` by which a framework keeps its own RL term ("trl").
+        `framework_loss` is the value of `policy` by which a framework keeps its own RL term ("trl"). For a
+        `framework` an option of another one is answered with its own.
         """
         wrong, bad = Findings(), set[str]()
         try:
             config = cls.model_validate(dict(values))
         except ValidationError as error:
-            wrong += complaints(error, cls, values.get("policy", cls.model_fields["policy"].default))
+            policy = values.get("policy", cls.model_fields["policy"].default)
+            wrong += complaints(error, cls, policy, framework)
             bad = {str(one["loc"][0]) for one in error.errors()}
             config = cls.model_validate({name: x for name, x in values.items() if str(name) not in bad})
             bad |= {name for one in bad for name in near(one, cls.model_fields)}
@@ -199,9 +207,14 @@ class ComposerConfig(BaseModel):
                 yield Finding(severity, min(options), problem, f"set {weight}, or remove it")
 
 
-def complaints(error: ValidationError, model: type[BaseModel], policy: object = None) -> list[Finding]:
+def complaints(
+    error: ValidationError,
+    model: type[BaseModel],
+    policy: object = None,
+    framework: "Framework | None" = None,
+) -> list[Finding]:
     """Pydantic's complaints about the options of `model` as findings."""
-    return [Finding.from_error(_error(one, model, policy)) for one in error.errors()]
+    return [Finding.from_error(_error(one, model, policy, framework)) for one in error.errors()]
 
 
 def unknown_option(
@@ -232,11 +245,14 @@ def what_to_set(loss: Loss, name: str, where: str = "") -> str:
     return registry.what_to_set(loss, name, where)
 
 
-def unlikely(choice: Choice, set_by: Mapping[str, str] | None = None) -> Iterator[Finding]:
+def unlikely(
+    choice: Choice, set_by: Mapping[str, str] | None = None, given: Collection[str] | None = None
+) -> Iterator[Finding]:
     """Yield a warning for a parameter with a value that hardly anyone intends; of several, for the last.
 
     Bounds of which the lower one is above the upper one are an error. `set_by` has the framework's own
-    option, where one sets the parameter.
+    option, where one sets the parameter. `given` are the parameters to look at: a dialect's own numbers are
+    intended.
     """
 
     def key(name: str) -> str:
@@ -246,6 +262,7 @@ def unlikely(choice: Choice, set_by: Mapping[str, str] | None = None) -> Iterato
         (name, value, one)
         for name, parameter in choice.loss.parameters.items()
         for one in parameter.unlikely
+        if given is None or name in given
         if (value := choice.value(name)) is not None and one.above < value < one.below
     ]
     low, high = choice.value("clip_low"), choice.value("clip_high")
@@ -277,10 +294,16 @@ def scaled_hint(config: ComposerConfig, policy: Choice) -> Iterator[Finding]:
     yield Finding("warning", "hint_weight", problem, remedy)
 
 
-def _error(complaint: Mapping[str, Any], model: type[BaseModel], policy: object) -> ConfigError:
+def _error(
+    complaint: Mapping[str, Any],
+    model: type[BaseModel],
+    policy: object,
+    framework: "Framework | None",
+) -> ConfigError:
     key = ".".join(map(str, complaint["loc"]))
     if complaint["type"] == "extra_forbidden":
-        return unknown_option(key, model.model_fields, policy)
+        known = [one for one in model.model_fields if framework is None or one not in framework.unavailable]
+        return unknown_option(key, known, policy, framework)
     if complaint["type"] == "literal_error":
         choices = [c.strip("'") for c in complaint["ctx"]["expected"].replace(" or ", ", ").split(", ")]
         return unknown(key, str(complaint["input"]), choices, noun="value")

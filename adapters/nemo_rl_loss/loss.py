@@ -35,11 +35,6 @@ from composer_plugins.objective.per_token import Terms, metric_sums, per_token
 TOKEN_MEAN = "token-mean"
 MODES = (TOKEN_MEAN, "seq-mean-token-sum", "seq-mean-token-mean", NORM)
 PREFIX = "composer/"
-TEACHERS = "set hint_weight to 0; distillation_train with ComposerDistillationLoss has a teacher"
-CHANNELS = {
-    "hint_weight": f"grpo_train gives a loss no log-probabilities of a teacher; {TEACHERS}",
-    "replay_weight": "grpo_train has no pairs; set it to 0, or train in TRL, verl or with Tinker's call",
-}
 NOT_OURS = {
     f"{LOSS}.positive_example_nll_weight": "its term is divided by the correct tokens of a micro-batch, "
     "which changes with the cut"
@@ -128,7 +123,7 @@ class ComposerLoss(NemoLoss):
         how: dict[str, Any] = {"mode": mode, "max_length": max_length}
         more = {"use_fused_linear_logprobs": use_fused_linear_logprobs, **options}
         self.rebuilt = partial(ComposerLoss, config, **how, **more)
-        how |= {"modes": MODES, "channels": CHANNELS, "not_ours": NOT_OURS}
+        how |= {"modes": MODES, "not_ours": NOT_OURS}
         found = asked(NEMO_RL, {LOSS: own}, options, **how, moved=moved(loss_config))
         self.terms = Terms.of(found.objective, found.config)
         self.mode, self.length = found.objective.mode, max_length

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.skyrl_loss.surface import parsed
+from composer_plugins.adapters.skyrl_loss.surface import asked
 from composer_plugins.adapters.skyrl_loss.upstream import PADDING_UID, as_table, corrected, moved
 from composer_plugins.diagnosis import log_info
 from composer_plugins.errors import ConfigError
+from composer_plugins.findings import enforce
 from composer_plugins.frameworks.skyrl import NODE, SKYRL, Key
 from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.losses.calling import call, differ_by_token, differing_advantages
@@ -22,8 +23,8 @@ from composer_plugins.losses.masks import boolean_mask, token_weights
 from composer_plugins.losses.metrics import means
 from composer_plugins.losses.rollouts import batch_tensors, for_advantage
 from composer_plugins.losses.row import Kind
+from composer_plugins.objective.asking import Asked
 from composer_plugins.objective.options import described
-from composer_plugins.objective.registered import Parsed
 
 log_once = cache(log_info)
 CHANGED = ("clip_frac", "mask_frac")  # how our metrics begin that mark the tokens of a clip or a mask
@@ -38,21 +39,23 @@ class Registered:
         self.name = name
         self.__name__ = self.__qualname__ = f"composer_{name or self.kind}"
         self._config: Any = None  # what was parsed last
-        self._parsed: Parsed | None = None
+        self._asked: Asked | None = None
         self._is_checked = False  # whether it has had a micro-batch with an unmasked token, which was checked
 
     def __reduce__(self) -> tuple[type, tuple[str]]:
         return type(self), (self.name,)
 
-    def parsed(self, config: Any) -> Parsed:
+    def asked(self, config: Any) -> Asked:
         """What SkyRL's AlgorithmConfig asks for."""
-        if self._parsed is None or self._config != config:
+        if self._asked is None or self._config != config:
             node = as_table(config)["trainer"]["algorithm"].get("composer") or {}
-            found = parsed(node, self.kind, self.name or None, moved(config))
-            self._config, self._parsed, self._is_checked = deepcopy(config), found, False
+            found, wrong = asked(node, self.kind, self.name or None, moved(config))
+            enforce(wrong)
+            assert found is not None
+            self._config, self._asked, self._is_checked = deepcopy(config), found, False
             log_once(described(SKYRL, found.choice))
-        assert self._parsed is not None
-        return self._parsed
+        assert self._asked is not None
+        return self._asked
 
 
 class PolicyLoss(Registered):
@@ -75,8 +78,8 @@ class PolicyLoss(Registered):
         sums of micro-batches and ranks add up to the mean. SkyRL's own off_policy_correction multiplies the
         loss of each token, and masks tokens out.
         """
-        parsed = self.parsed(config)
-        choice = parsed.choice
+        asked_for = self.asked(config)
+        choice = asked_for.choice
         weights = torch.ones_like(log_probs) if loss_mask is None else loss_mask
         mask = token_weights("loss_mask", weights, check=not self._is_checked) > 0
         if rollout_logprobs is None and "rollout_logprobs" in choice.loss.needs:
@@ -95,7 +98,7 @@ class PolicyLoss(Registered):
         clipped = sum((x.value.float() * x.where for x in changed), torch.zeros_like(log_probs))
         logged = {"clip_ratio": Metric(clipped.detach(), mask)}
         logged |= {f"composer/policy/{name}": x for name, x in token.metrics.items()}
-        return parsed.config.policy_weight * (loss * weights).sum(), means(logged, "") | more
+        return asked_for.config.policy_weight * (loss * weights).sum(), means(logged, "") | more
 
 
 class AdvantageEstimator(Registered):
@@ -117,9 +120,9 @@ class AdvantageEstimator(Registered):
         With `values`, for a critic, the returns are the advantages before any whitening, plus the values.
         A reward that is not finite is a DataError, or what `on_bad_reward` says.
         """
-        parsed = self.parsed(config)
-        choice, mask = parsed.choice, boolean_mask("response_mask", response_mask, check=True)
-        on_bad_reward = parsed.config.on_bad_reward
+        asked_for = self.asked(config)
+        choice, mask = asked_for.choice, boolean_mask("response_mask", response_mask, check=True)
+        on_bad_reward = asked_for.config.on_bad_reward
         tensors = batch_tensors(token_level_rewards, mask, index, on_bad_reward, padding=PADDING_UID)
         tensors = for_advantage(choice, tensors, mask, f"{NODE}.on_bad_reward", "SkyRL")
         if values is not None:

@@ -18,7 +18,7 @@ from composer_plugins.objective.by_table import nested
 from composer_plugins.objective.objective import Objective, named, named_policy
 
 _CONFIGS = Configs()
-KNOWN, not_known = _CONFIGS.KNOWN, _CONFIGS.not_known
+KNOWN = _CONFIGS.KNOWN
 
 
 def unread(table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:
@@ -39,7 +39,7 @@ def release(version: str | None = None, table: Mapping[str, Any] = NOTHING) -> s
 def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     """A config for this objective: SkyRL's own loss where it is the same, and ours otherwise."""
     configs = Configs(version)
-    of_others = (*skyrl.NOT_AVAILABLE, "hint_", "replay_", "teacher_")
+    of_others = (*skyrl.UNAVAILABLE, "hint_", "replay_", "teacher_")
     node = {name: x for name, x in objective.channels.items() if not name.startswith(of_others)}
     options = None if objective.no_policy or node else own_loss(configs, "policy", objective.policy)
     if options is not None:

@@ -22,7 +22,7 @@ from composer_plugins.kernels.masking import keep
 from composer_plugins.losses.finite import FiniteCheck
 from composer_plugins.losses.masks import boolean_mask
 from composer_plugins.objective.options import described
-from composer_plugins.objective.own_options import Asked
+from composer_plugins.objective.own_options import Trained
 from composer_plugins.objective.per_token import Terms, per_token
 
 # By our input: the key of the batch, and what fills it.
@@ -49,7 +49,7 @@ class SlimeLoss:
     the loss needs or with other lengths, and for a loss that is not finite, on a GPU some calls later.
     """
 
-    def __init__(self, found: Asked) -> None:
+    def __init__(self, found: Trained) -> None:
         self.terms, self.mode = Terms.of(found.objective, found.config), found.objective.mode
         loss = found.objective.policy.loss
         reads = {"advantages", "old_logprobs", *loss.needs}

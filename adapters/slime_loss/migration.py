@@ -20,6 +20,10 @@ PATH, TYPE = "custom_loss_function_path", "loss_type"
 class Surface(ByTable):
     """The arguments of slime, as a command line or the YAML of --custom-config-path gives them."""
 
+    def __init__(self) -> None:
+        super().__init__(SLIME)
+        self.KNOWN |= {PATH}
+
     def read(self, table: Mapping[str, Any], version: str | None = None) -> tuple[Objective, list[Finding]]:
         """What slime trains with these arguments."""
         kind, path = table.get(TYPE, "policy_loss"), table.get(PATH)
@@ -62,7 +66,7 @@ class Surface(ByTable):
         return differing.isdisjoint({*OF_A_POLICY, "policy_weight"})
 
 
-_surface = Surface(SLIME)
+_surface = Surface()
 read, write, render, release = _surface.read, _surface.write, _surface.render, _surface.release
-unread, not_known = _surface.unread, _surface.not_known
+unread = _surface.unread
 KNOWN = _surface.KNOWN

@@ -10,11 +10,10 @@ from composer_plugins.losses.choosing import Choice
 from composer_plugins.objective.by_table import ByTable
 from composer_plugins.objective.objective import NORM
 from composer_plugins.objective.options import as_yaml
-from composer_plugins.objective.own_options import Asked, examined
+from composer_plugins.objective.own_options import Trained, examined
 
 NODE = "composer"  # the attribute of args with our options
 BY_ROLLOUT = ("seq-mean-token-mean", "seq-mean-token-sum", NORM)
-CHANNELS = {"replay_weight": "slime has no pairs; set it to 0, or train in TRL, verl or with Tinker's call"}
 NOT_OURS = {"custom_pg_loss_reducer_function_path": "our loss is reduced by slime's own reducer"}
 # By input of a policy loss: slime's options one of which fills it, and what to set.
 FILLED_BY = {
@@ -65,7 +64,7 @@ def not_filled(table: Mapping[str, Any], policy: Choice) -> Iterator[Finding]:
             yield Finding("error", "policy", problem, remedy)
 
 
-def asked_of(table: Mapping[str, Any], options: Any) -> tuple[Asked | None, Findings]:
+def asked_of(table: Mapping[str, Any], options: Any) -> tuple[Trained | None, Findings]:
     """What arguments of slime and our options ask for, and what is wrong, with our keys below "composer"."""
     if not isinstance(options, Mapping):
         problem, remedy = f"it is {options!r}", "write a table of options in --custom-config-path"
@@ -79,7 +78,6 @@ def asked_of(table: Mapping[str, Any], options: Any) -> tuple[Asked | None, Find
         {**hint, **given},
         modes=("token-mean",) if table.get("calculate_per_token_loss") else BY_ROLLOUT,
         **own,
-        channels=CHANNELS,
         not_ours=NOT_OURS,
         moved=moved(table),
         write=lambda option, value: f"{option}: {as_yaml(value)}",
@@ -91,7 +89,7 @@ def asked_of(table: Mapping[str, Any], options: Any) -> tuple[Asked | None, Find
     return found, Findings(x if x.key.split(",")[0].split(".")[0] in READ else x.under(NODE) for x in every)
 
 
-def parsed(args: Any) -> Asked:
+def parsed(args: Any) -> Trained:
     """What `args` asks for, with a warning for each warning; ConfigError for what cannot be delivered."""
     table = {key: getattr(args, key) for key in READ if key not in (NODE, "loss_type") and hasattr(args, key)}
     found, wrong = asked_of(table, getattr(args, NODE, None) or {})

@@ -65,8 +65,8 @@ class Loss:
     """The loss of these channels as a function of (data, logprobs), for `forward_backward_custom`."""
 
     def __init__(self, parsed: Parsed) -> None:
-        self.parsed, self.channels, self.options = parsed, parsed.channels, parsed.options
-        self.hint = hint_choice(parsed.channels.config)
+        self.parsed, self.asked, self.options = parsed, parsed.asked, parsed.options
+        self.hint = hint_choice(parsed.asked.config)
         self.keys = parsed.entries
         self.warned = set[str]()
         self.last: Requests | None = None  # of the last call
@@ -75,7 +75,7 @@ class Loss:
         """The loss [] of a step with one call, and its metrics."""
         options, layout = self.options, self.layout(data)
         is_divided = options.policy_weight and self.parsed.mode != "token-sum"
-        if is_divided or self.channels.hint or self.channels.replay:
+        if is_divided or self.asked.hint or self.asked.replay:
             self._require_one_call()
         return self.of_counts(layout, data, logprobs, layout.counts)
 
@@ -92,15 +92,15 @@ class Loss:
         self.last = requests
 
     def __repr__(self) -> str:
-        options, channels = self.options, self.channels
-        policy = [f"policy {channels.policy.described}", self.parsed.mode]
+        options, asked = self.options, self.asked
+        policy = [f"policy {asked.choice.described}", self.parsed.mode]
         policy += [f"old_policy={options.old_policy!r}"] if options.old_policy else []
-        correction = channels.rollout_correction
+        correction = asked.correction
         policy += [f"rollout_correction {correction.described}"] if correction else []
         terms = [(options.policy_weight, ", ".join(policy))]
         for weight, name, choice in (
-            (options.hint_weight, "hint", channels.hint),
-            (options.replay_weight, "replay", channels.replay),
+            (options.hint_weight, "hint", asked.hint),
+            (options.replay_weight, "replay", asked.replay),
         ):
             terms += [(weight, f"{name} {choice.described}")] if choice else []
         calls = f", calls_per_step={options.calls_per_step}" * (options.calls_per_step > 1)
@@ -134,7 +134,7 @@ class Loss:
         policy = mask.clone()
         policy[[row for pair in pairs for row in pair]] = False
         hint, key = torch.zeros_like(mask), self.keys["hint_mask"]
-        if self.channels.hint is not None:
+        if self.asked.hint is not None:
             present = [key in one.loss_fn_inputs for one in data]
             marks = [read_mask(data, row, key) if has else masks[row] for row, has in enumerate(present)]
             hint = pad_sequence(marks, batch_first=True) & policy
@@ -146,7 +146,7 @@ class Loss:
         for row in range(len(data)):
             if not (number := self._number(data, row)):
                 continue
-            if self.channels.replay is None:
+            if self.asked.replay is None:
                 problem = "the datum is in a pair, and replay_weight is 0"
                 raise DataError(place(row, key), problem, "set replay_weight, or leave the pairs out")
             sides = found.setdefault(abs(number), {})
@@ -179,16 +179,16 @@ class Loss:
         batch = Batch.of(data, logprobs, layout.mask)
         metrics: dict[str, float] = {}
         policy = keep(batch.logprobs, torch.zeros_like(layout.mask)).sum()  # 0, with a gradient for every row
-        hint = self._hint(batch, layout, metrics) if self.channels.hint is not None else None
+        hint = self._hint(batch, layout, metrics) if self.asked.hint is not None else None
         if options.policy_weight:
-            given, correction = self.policy_inputs(batch, layout), self.channels.rollout_correction
-            old = given["old_logprobs"] if self.channels.needs_old else None
-            token = policy_term(self.channels.policy, given, correction, layout.policy, old)
+            given, correction = self.policy_inputs(batch, layout), self.asked.correction
+            old = given["old_logprobs"] if self.asked.needs_old else None
+            token = policy_term(self.asked.choice, given, correction, layout.policy, old)
             named: dict[str, Any] = {"num_tokens": counts.tokens, "num_sequences": counts.sequences}
             named |= {"max_length": options.max_length}
             policy = aggregate(token.loss, layout.policy, self.parsed.mode, **named)  # type: ignore[arg-type]
             metrics |= means(token.metrics, "composer/policy/")
-        replay = self._replay(batch, layout, metrics) if self.channels.replay is not None else None
+        replay = self._replay(batch, layout, metrics) if self.asked.replay is not None else None
         hint = None if hint is None else hint.sum() / max(counts.hint_tokens, 1)
         replay = None if replay is None else replay.sum() / counts.pairs
         terms = {"policy": policy if options.policy_weight else None, "hint": hint, "replay": replay}
@@ -209,13 +209,13 @@ class Loss:
         if options.policy_weight and counts.pairs and not counts.tokens:
             problem = f"it is {options.policy_weight:g}, and every datum is in a pair or fully masked"
             raise DataError("policy_weight", problem, "set it to 0, or add completions of the policy")
-        if self.channels.replay is not None and not counts.pairs:
+        if self.asked.replay is not None and not counts.pairs:
             problem = f"replay_weight is {options.replay_weight:g}, and no datum of the step has it"
             raise DataError(self.keys["pair"], problem, "add pairs with mark_pairs, or remove replay_weight")
         if options.policy_weight and not counts.tokens:
             problem = f"the entry {mask!r} is 0 at every target, so the policy term is 0"
             self._warn(Finding("warning", mask, problem, "write 1 at the targets of each completion"))
-        if self.channels.hint is not None and not counts.hint_tokens:
+        if self.asked.hint is not None and not counts.hint_tokens:
             problem = f"it is {options.hint_weight:g}, and no token has a hint"
             remedy = "give a prompt to add_teacher_logprobs, or remove hint_weight"
             self._warn(Finding("warning", "hint_weight", problem, remedy))
@@ -228,19 +228,19 @@ class Loss:
 
     def policy_inputs(self, batch: Batch, layout: Layout) -> dict[str, Tensor]:
         """The inputs of the policy loss by their names, [B, T] each."""
-        mask, config, needs_old = layout.policy, self.options, self.channels.needs_old
+        mask, config, needs_old = layout.policy, self.options, self.asked.needs_old
         given = {"logprobs": batch.logprobs, "mask": mask}
-        wanted = {*self.channels.policy.loss.needs, *self.channels.policy.optional}
+        wanted = {*self.asked.choice.loss.needs, *self.asked.choice.optional}
         for name in wanted & {"ref_logprobs", "teacher_logprobs"}:
             remedy = FROM_TEACHER if name == "teacher_logprobs" else FROM_REFERENCE
             given[name] = batch.tokens(self.keys[name], mask, remedy)
         if "advantages" in wanted:
             given["advantages"] = self._advantages(batch, layout)
-            if self.channels.policy.loss.per_sequence and differ_by_token(given["advantages"], mask):
-                raise differing_advantages(self.channels.policy.loss)
+            if self.asked.choice.loss.per_sequence and differ_by_token(given["advantages"], mask):
+                raise differing_advantages(self.asked.choice.loss)
         has_old = needs_old and config.old_policy is None and self._has_old(batch, mask)
         from_sampler = needs_old and not has_old and config.old_policy != "current"
-        correction = self.channels.rollout_correction
+        correction = self.asked.correction
         if from_sampler or correction is not None or "rollout_logprobs" in wanted:
             given["rollout_logprobs"] = self._rollout(batch, mask)
         if from_sampler and correction is not None:
@@ -270,7 +270,7 @@ class Loss:
         """The advantages, with the hint in them where hint_estimator is "advantage"."""
         key, remedy = self.keys["advantages"], "call add_advantages"
         advantages = batch.tokens(key, layout.policy, remedy, is_logprob=False)
-        if self.channels.hint is None or self.hint is not None:
+        if self.asked.hint is None or self.hint is not None:
             return advantages
         teacher = batch.tokens(self.keys["teacher_logprobs"], layout.hint, FROM_TEACHER)
         weight = self.options.hint_weight
@@ -291,7 +291,7 @@ class Loss:
 
     def _replay(self, batch: Batch, layout: Layout, metrics: dict[str, float]) -> Tensor:
         """The loss per pair [pairs], times the pair's weight."""
-        choice = self.channels.replay
+        choice = self.asked.replay
         assert choice is not None
         if not layout.pairs:
             return batch.logprobs.new_zeros(1)

@@ -1,21 +1,20 @@
 """The options of `loss_fn` parsed and checked, and what of them Tinker cannot run."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pydantic import Field
 
 from composer_plugins.adapters.tinker_loss.upstream import TARGETS
-from composer_plugins.config import ComposerConfig, scaled_hint, unknown_option, unlikely, what_to_set
-from composer_plugins.errors import ConfigError, near, unknown, with_place
-from composer_plugins.findings import Finding, Findings, enforce
-from composer_plugins.frameworks.tinker import DECIDED_ELSEWHERE, ENTRIES, TINKER
+from composer_plugins.config import ComposerConfig
+from composer_plugins.errors import ConfigError, unknown, with_place
+from composer_plugins.findings import Finding, enforce, error_of
+from composer_plugins.frameworks.tinker import ENTRIES, TINKER
 from composer_plugins.losses.by_token import drawn
 from composer_plugins.losses.calling import call
 from composer_plugins.losses.choosing import Choice
-from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import MODES, of_kind
-from composer_plugins.objective.channels import Channels, chosen, decided_elsewhere
+from composer_plugins.losses.row import MODES
+from composer_plugins.objective.asking import Asked, ask
 from composer_plugins.objective.objective import NORM
 
 BY_PROMPT = "prompt-mean"
@@ -32,60 +31,31 @@ class Options(ComposerConfig):
 
 
 DEFAULT_POLICY: str = Options.model_fields["policy"].default
-KNOWN = [name for name in Options.model_fields if name not in DECIDED_ELSEWHERE]
 
 
 class Parsed(NamedTuple):
     """What the options ask for, checked."""
 
     options: Options
-    channels: Channels
+    asked: Asked
     mode: str  # the denominator of the policy
     entries: Mapping[str, str]  # by input, the entry of loss_fn_inputs that has it
 
 
 def parse(given: Mapping[str, Any]) -> Parsed:
-    """The channels that these options ask for; one ConfigError with all that is wrong."""
-    policy = of_kind(losses(), "policy").get(str(given.get("policy")).partition("@")[0])
-    found = Findings()
-    for name in given:
-        of_policy = policy is not None and (name in policy.parameters or what_to_set(policy, name))
-        if name in DECIDED_ELSEWHERE and not of_policy:
-            found += decided_elsewhere([name], DECIDED_ELSEWHERE)
-        elif name not in KNOWN:
-            found.add(unknown_option(name, KNOWN, given.get("policy"), TINKER))
-    rest = {name: x for name, x in given.items() if name in KNOWN}
-    rest = _sound(rest, [name for name in given if name not in Options.model_fields])
-    with found.collected():
-        _parsed(rest)
-    rest = _sound(rest, [one.key.partition(".")[0] for one in found])
-    options = _parsed(rest)
-    channels, more = chosen(TINKER, options, rest)
-    found += more
-    mode = options.denominator or channels.policy.mode
-    found += _denominator(options, channels, mode)
-    found += _entries(options.entries)
-    for choice in filter(None, (channels.policy, channels.hint, channels.replay)):
-        found += _result(choice)
-    enforce([*found, *unlikely(channels.policy), *scaled_hint(options, channels.policy)])
-    return Parsed(options, channels, mode, ENTRIES | options.entries)
-
-
-def _sound(given: Mapping[str, Any], wrong: Sequence[str]) -> dict[str, Any]:
-    """The options without those that one of the wrong keys bears on, so that the others are examined too."""
-    groups = {name.partition("_")[0] for key in wrong for name in (key, *near(key, KNOWN))}
-    kept = {name: x for name, x in given.items() if name.partition("_")[0] not in groups}
-    if groups and kept.get("policy_weight") == 0:  # the weight of another channel may be the wrong option
-        del kept["policy_weight"]
-    if "policy" in groups:
-        kept.pop("max_length", None)
-    return kept
-
-
-def _parsed(given: Mapping[str, Any]) -> Options:
-    options = Options.parse({"hint_divergence": "sampled_token", **given})
+    """What these options ask for; one ConfigError with all that is wrong."""
+    asked, found = ask(TINKER, given, defaults={"hint_divergence": "sampled_token"}, model=Options)
+    if asked is None:
+        raise error_of(found)
+    options = asked.config
     assert isinstance(options, Options)
-    return options
+    mode = options.denominator or asked.choice.mode
+    found += _denominator(options, asked.choice, mode)
+    found += _entries(options.entries)
+    for choice in filter(None, (asked.choice, asked.hint, asked.replay)):
+        found += _result(choice)
+    enforce(found)
+    return Parsed(options, asked, mode, ENTRIES | options.entries)
 
 
 def _entries(entries: Mapping[str, str]) -> Iterator[Finding]:
@@ -118,7 +88,7 @@ def _result(choice: Choice) -> Iterator[Finding]:
         yield Finding("warning", choice.option, problem, "make sure that it runs on a CPU: loss.count(data)")
 
 
-def _denominator(options: Options, channels: Channels, mode: str) -> Iterator[Finding]:
+def _denominator(options: Options, policy: Choice, mode: str) -> Iterator[Finding]:
     """Yield an error for a denominator that does not exist here, and for one that lacks its constant."""
     known = f"set denominator to one of {', '.join(KNOWN_MODES)}"
     if not options.policy_weight:
@@ -128,7 +98,7 @@ def _denominator(options: Options, channels: Channels, mode: str) -> Iterator[Fi
     elif mode == BY_PROMPT:
         yield Finding("error", "denominator", f"{mode!r} needs the prompt of each completion", known)
     elif not mode:
-        problem = f"policy {channels.policy.name!r} has no denominator of its own"
+        problem = f"policy {policy.name!r} has no denominator of its own"
         yield Finding("error", "denominator", problem, known)
     elif mode not in MODES:
         yield Finding("error", "denominator", f"it is {mode!r}", known)

@@ -56,7 +56,7 @@ def custom_loss(policy: str = DEFAULT_POLICY, **options: Any) -> CustomLoss:
     Raises ConfigError for a channel that the graph cannot have: it sees one datum.
     """
     loss = Loss(parse({"policy": policy, **options}))
-    parsed, choice = loss.parsed, loss.channels.policy
+    parsed, choice = loss.parsed, loss.asked.choice
     if "calls_per_step" in options:
         problem = "it has no effect, because custom.data writes the count of the whole step"
         remedy = "remove it, and pass the data of all calls to custom.data"
@@ -68,7 +68,7 @@ def custom_loss(policy: str = DEFAULT_POLICY, **options: Any) -> CustomLoss:
     is_current = parsed.options.old_policy == "current"
     names = ["logprobs", *(one for one in choice.loss.needs if one not in ("logprobs", "mask")), "mask"]
     names += [one for one in choice.optional if one in TINKER.provides["policy"]]
-    names.remove("old_logprobs") if is_current and loss.channels.needs_old else None
+    names.remove("old_logprobs") if is_current and loss.asked.needs_old else None
     names += [DENOMINATOR] if parsed.mode != "token-sum" else []
 
     def run(*tensors: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

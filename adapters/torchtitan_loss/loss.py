@@ -49,8 +49,9 @@ class ComposerLoss(BaseLoss):
 
     def __init__(self, config: Config, *, compile_config: Any = None) -> None:
         del compile_config  # torchtitan's own losses of RL are not compiled either
-        self.policy, options = requested(asdict(config))
-        self.weight = options.policy_weight
+        asked = requested(asdict(config))
+        self.policy = asked.choice
+        self.weight = asked.config.policy_weight
         self.is_first = True
         self.require_finite = FiniteCheck(f"policy {self.policy.name!r}")
 

@@ -31,17 +31,9 @@ class Titan(ByTable):
         self.KNOWN |= {*FIELDS}
 
     def unread(self, table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:
-        """The keys that are not understood, and all of a config but its loss."""
+        """The keys that are not looked at, and all of a config but its loss."""
         yield from filter(None, [table.get(REST)])
         yield from super().unread({key: x for key, x in table.items() if key != REST})
-
-    def not_known(self, key: str, table: Mapping[str, Any]) -> Finding:
-        """What the doctor says of such a key."""
-        if key != table.get(REST):
-            return super().not_known(key, table)
-        return Finding(
-            "warning", key, "it is not looked at, and it may bear on the loss", "compare it by hand"
-        )
 
     def read(self, table: Mapping[str, Any], version: str | None = None) -> tuple[Objective, list[Finding]]:
         """What torchtitan trains with the keywords of a loss's config."""
@@ -49,10 +41,12 @@ class Titan(ByTable):
             objective, found = super().read(table, version)
             old, rollout = behaviours(objective.policy, ROLLOUT, ROLLOUT)
             return replace(objective, old=old, rollout=rollout), found
-        (policy, config), found = parse({name: table[name] for name in FIELDS if name in table})
-        old, rollout = behaviours(policy, ROLLOUT, ROLLOUT)
-        read = replace(self.objective(table, policy), mode=MODE, old=old, rollout=rollout)
-        return replace(read, channels=channels_of(config)), found
+        asked, found = parse({name: table[name] for name in FIELDS if name in table})
+        found.refuse()
+        assert asked is not None
+        old, rollout = behaviours(asked.choice, ROLLOUT, ROLLOUT)
+        read = replace(self.objective(table, asked.choice), mode=MODE, old=old, rollout=rollout)
+        return replace(read, channels=channels_of(asked.config)), found
 
     def write(self, objective: Objective, version: str | None = None) -> dict[str, Any]:
         """The keywords of torchtitan's own loss where it is the same one, and otherwise of ours."""
@@ -120,4 +114,4 @@ def loss_of(path: str) -> dict[str, Any]:
 TITAN = Titan()
 KNOWN = TITAN.KNOWN
 read, unread, write = TITAN.read, TITAN.unread, TITAN.write
-render, release, not_known = TITAN.render, TITAN.release, TITAN.not_known
+render, release = TITAN.render, TITAN.release

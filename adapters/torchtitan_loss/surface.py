@@ -1,59 +1,45 @@
 """The fields of `ComposerLoss.Config`, checked once, and what of them torchtitan cannot run."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from composer_plugins.config import ComposerConfig, unlikely
 from composer_plugins.errors import ConfigError, in_a_line
 from composer_plugins.findings import Finding, Findings, enforce
-from composer_plugins.frameworks.torchtitan import BY_SEQUENCE, MODE, NOT_DELIVERED, TORCHTITAN
+from composer_plugins.frameworks.torchtitan import BY_SEQUENCE, MODE, TORCHTITAN, UNAVAILABLE
 from composer_plugins.losses.choosing import Choice
+from composer_plugins.objective.asking import Asked, ask
 from composer_plugins.objective.rules import sum_over_tokens
 
 DEFAULT_POLICY = "grpo@torchtitan"
-FIELDS = ("policy", "policy_params", "policy_weight", *NOT_DELIVERED)  # of ComposerLoss.Config
+FIELDS = ("policy", "policy_params", "policy_weight", *UNAVAILABLE)  # of ComposerLoss.Config
 
 
-class Requested(NamedTuple):
-    """The policy loss that is asked for, checked, and the config that names it."""
-
-    policy: Choice
-    config: ComposerConfig
+_requested: dict[str, Asked] = {}
 
 
-_requested: dict[str, Requested] = {}
-
-
-def requested(fields: Mapping[str, Any]) -> Requested:
+def requested(fields: Mapping[str, Any]) -> Asked:
     """What these fields of the config ask for, parsed once in a process.
 
     Raises one ConfigError for all that is wrong, and warns of what is probably not intended.
     """
     key = repr(sorted(fields.items()))
     if key not in _requested:
-        found, findings = parse(fields)
-        enforce(findings)
-        _requested[key] = found
+        asked, found = parse(fields)
+        enforce(found)
+        assert asked is not None
+        _requested[key] = asked
     return _requested[key]
 
 
-def parse(fields: Mapping[str, Any]) -> tuple[Requested, Findings]:
-    """The policy loss of these fields, and warnings; ConfigError for what torchtitan cannot run."""
-    asked = {name: why for name, why in NOT_DELIVERED.items() if fields.get(name)}
-    wrong = Findings(
-        Finding("error", k, f"it is {fields[k]!r}, and {why}", do) for k, (why, do) in asked.items()
-    )
-    with wrong.collected():
-        options = {name: x for name, x in fields.items() if name not in NOT_DELIVERED}
-        config = ComposerConfig.parse({"policy": DEFAULT_POLICY} | options)
-        policy = config.choose_policy()
-        TORCHTITAN.require(policy)
-        reduced = sum_over_tokens(policy, TORCHTITAN, MODE, "global_valid_tokens", policy.option)
-        found = Findings([*of_a_row(policy), *unlikely(policy), *reduced])
-        enforce([*wrong, *(one for one in found if one.severity == "error")])
-        return Requested(policy, config), found
-    enforce(wrong)
-    raise AssertionError  # `enforce` has raised
+def parse(fields: Mapping[str, Any]) -> tuple[Asked | None, Findings]:
+    """What these fields ask for, and what of it is wrong or torchtitan cannot run."""
+    asked, found = ask(TORCHTITAN, fields, defaults={"policy": DEFAULT_POLICY})
+    if asked is not None:
+        policy = asked.choice
+        found += sum_over_tokens(policy, TORCHTITAN, MODE, "global_valid_tokens", policy.option)
+        with found.collected():
+            found += of_a_row(policy)
+    return asked, found
 
 
 def of_a_row(policy: Choice) -> Iterator[Finding]:

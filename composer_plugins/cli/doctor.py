@@ -26,8 +26,7 @@ from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding, Severity
 from composer_plugins.frameworks.contract import Framework
 from composer_plugins.frameworks.registry import OURS, frameworks
-from composer_plugins.objective.files import one_config
-from composer_plugins.objective.resolve import examine, is_readable, surface, unreadable
+from composer_plugins.objective.resolve import examine, is_readable, unreadable
 
 STYLES: dict[Severity, str] = {"error": "red", "warning": "yellow", "info": "cyan"}
 NOUNS: dict[Severity, tuple[str, str]] = {
@@ -129,19 +128,7 @@ def framework_of(files: Sequence[Path], overrides: Sequence[str]) -> str:
     suffixes = ", ".join(f"{name}: {' '.join(f.suffixes)}" for name, f in examinable().items() if f.suffixes)
     named = ", ".join(map(str, files or overrides))
     problem = f"the framework of {named} is not known by the suffix ({suffixes})"
-    taking = [name for name in examinable() if not files and takes(name, overrides)]
-    remedy = f"set --framework {' or '.join(taking)}" if taking else "set --framework"
-    remedy += ", or --verl" if "verl" in taking or not taking else ""
-    raise ConfigError("FILE", problem, remedy)
-
-
-def takes(framework: str, overrides: Sequence[str]) -> bool:
-    """Whether a framework has every one of these options."""
-    try:
-        adapter, table = surface(framework), one_config([], overrides)
-        return not [*adapter.unread(table)]
-    except ConfigError:  # the framework is not installed, or it has other tables
-        return False
+    raise ConfigError("FILE", problem, "set --framework, or --verl")
 
 
 def as_data(framework: str, given: Given, found: Examination) -> dict[str, Any]:

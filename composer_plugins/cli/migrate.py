@@ -13,6 +13,7 @@ from composer_plugins.frameworks.registry import OURS
 from composer_plugins.losses.choosing import choose
 from composer_plugins.objective import resolve
 from composer_plugins.objective.differences import EFFECTS, effect_of
+from composer_plugins.objective.keys import grouped
 from composer_plugins.objective.objective import MISSING, of_choice
 
 FRAMEWORKS = ", ".join(one.name for one in OURS if resolve.is_readable(one))
@@ -44,7 +45,7 @@ def migrate(
     """Print a config with the same mathematics for another framework, and what differs.
 
     The differences are comments at the top. Exit status 0: the two are the same up to the named denominator
-    of each; 1: something differs, or a key was not understood, and it is listed; 2: it cannot be done.
+    of each; 1: something differs, and it is listed; 2: it cannot be done.
     """
     if bool(loss) == bool(given or context.obj is not None):
         problem = "both are given" if loss else "neither is given"
@@ -72,7 +73,7 @@ def migrate(
         versions = f"Read as a config of {read.release}. {versions}"
     lines = [f"# {line}".rstrip() for line in comments(name, to, found, read, versions)]
     answer("\n".join([*lines, found.text]), nl=False)
-    if found.differences or read.unread:
+    if found.differences:
         raise typer.Exit(1)
 
 
@@ -97,19 +98,17 @@ def check(framework: str, option: str) -> None:
 def comments(
     name: str, to: str, found: resolve.Migrated, read: resolve.Resolved, versions: str = ""
 ) -> Iterator[str]:
-    """The versions, what was not understood, what the written config is, and each difference in a line."""
+    """The versions, what was not looked at, what the written config is, and each difference in a line."""
     if versions:
         yield versions
     unread = read.unread
     if unread:
-        keys = (" ".join(key.split()) for key in unread)  # in YAML a key may have several lines
-        yield f"Not understood, and it may bear on the loss: {', '.join(keys)}"
-        yield "Correct or remove each of these keys, or find out what it does and set that by hand."
+        yield f"Not looked at: {' '.join(grouped(unread).split())}"  # in YAML a key may have several lines
     yield f"The loss of {name}, for {to}. Written by composer-plugins migrate."
     for error in read.errors:
         yield f"To correct in the config that was read: {error}"
     if not found.differences:
-        yield "Of what was understood, nothing differs." if unread else "Nothing differs."
+        yield "Nothing that is known here differs." if unread else "Nothing differs."
         return
     number = len(found.differences)
     yield f"{number} of its properties differ{'s' * (number == 1)}:"

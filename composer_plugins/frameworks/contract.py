@@ -4,14 +4,14 @@ Everything that needs such a fact reads it here: an adapter, the doctor, `migrat
 the pages. "Option X of framework U is parameter Y of loss L" is an `Option` with a `Sets`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.losses.choosing import Choice
-from composer_plugins.losses.row import Kind, Loss
+from composer_plugins.losses.row import REQUIRED, Kind, Loss
 
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 DIGITS = 12  # of a converted number, so that 1.2 - 1 is 0.2; 1.2 - 1 moves by less than a rounding
@@ -177,6 +177,8 @@ class Framework:
     packs_rows: bool = False
     # By kind and name, losses that would be another loss on the inputs as this framework has them, and why.
     refuses: Mapping[tuple[Kind, str], str] = field(default_factory=dict)
+    # By option of ours, or of another framework, what does its work here, and what to do.
+    unavailable: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     # Why each term of a policy loss must be proportional to the advantages: "X divides only them"; "" if not.
     divides_advantages: str = ""
     # Keys at the top of its configs that no config of another framework has.
@@ -266,9 +268,29 @@ class Framework:
         return next((one.row for one in self.losses if one.options == options), None)
 
     def parameters(self, loss: Loss, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters of a loss that options set at these values, without a check; the later one wins."""
-        options = [one for one in self.options_of(loss.kind) if one.key in given]
-        return {name: x for one in options for name, x in one.values(loss, given[one.key]).items()}
+        """The parameters of a loss that options set at these values; the later one wins.
+
+        Raises ConfigError, at the option's key, for a value that the option or the parameter does not have.
+        """
+        found = dict[str, Any]()
+        for option in self.options_of(loss.kind):
+            if option.key not in given:
+                continue
+            key, value = self.key(option), given[option.key]
+            for name, conversion in parameters_of(option.sets, loss).items():
+                if conversion.values and (not isinstance(value, Hashable) or value not in conversion.values):
+                    known = " or ".join(map(repr, (option.default, *conversion.values)))
+                    raise ConfigError(key, f"it is {value!r}", f"set {known}")
+                found[name] = ours = conversion.ours(value)
+                try:
+                    loss.parameters[name].check(key, ours, loss.defaults.get(name, REQUIRED))
+                except ConfigError as error:
+                    if ours == value:
+                        raise
+                    problem = f"it is {value!r}, which sets {name} to {ours!r}"
+                    remedy = f"{error.remedy} as {conversion.formula(option.key)}"
+                    raise ConfigError(key, problem, remedy) from None
+        return found
 
     def options_of(self, kind: Kind) -> list[Option]:
         """The options that concern losses of this kind."""

@@ -8,15 +8,7 @@ compares its losses, KL estimators, corrections and advantages with ours, by thi
 from typing import Any
 
 from composer_plugins.frameworks.clips import DUAL, HIGH, LOW
-from composer_plugins.frameworks.contract import (
-    SAMPLING,
-    Conversion,
-    Framework,
-    NamedLoss,
-    Option,
-    Sets,
-    keys_in,
-)
+from composer_plugins.frameworks.contract import SAMPLING, Conversion, Framework, NamedLoss, Option, Sets
 from composer_plugins.losses.row import Kind
 
 LOSS, GRPO, ESTIMATOR = "loss_fn", "grpo", "grpo.adv_estimator"
@@ -72,6 +64,19 @@ LOSSES = (
 def _option(name: str, default: Any, *sets: Sets, kind: Kind = "policy", **fields: Any) -> Option:
     return Option(key=f"{LOSS}.{name}", default=default, sets=sets, kind=kind, **fields)
 
+
+_OWN = ("NeMo-RL decides it with options of its own", "remove it, and set those")
+UNAVAILABLE = {
+    **dict.fromkeys(("advantage", "advantage_params", "on_bad_reward", "old_policy"), _OWN),
+    "hint_weight": (
+        "grpo_train gives a loss no log-probabilities of a teacher",
+        "set it to 0; distillation_train with ComposerDistillationLoss has a teacher",
+    ),
+    "replay_weight": (
+        "grpo_train has no pairs",
+        "set it to 0, or train in TRL, verl or with Tinker's call",
+    ),
+}
 
 MODES = {True: "token-mean", False: "seq-mean-token-mean"}
 OPTIONS = (
@@ -134,31 +139,6 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     },
     **{f"policy.generation.{name}": values for name, values in SAMPLING.items()},
 }
-# Tables without a bearing on the policy loss, by what is above them.
-NO_BEARING = {
-    "": "async_rl checkpointing cluster data data_plane defaults env logger value on_policy_distillation "
-    "reward_penalties",
-    GRPO: """
-        async_grpo batch_multiplier calculate_advantages_on_gpu debug_payload_metrics
-        deduplicate_multimodal_data dynamic_sampling_max_gen_batches max_num_epochs max_num_steps
-        max_rollout_turns max_val_samples normalize_rewards num_prompts_per_step
-        num_val_generations_per_prompt reward_scaling reward_shaping seed
-        skip_reference_policy_logprobs_calculation stop_at_validation_metric stop_at_validation_threshold
-        use_leave_one_out_baseline val_at_end val_at_start val_batch_size val_num_generations_per_prompt
-        val_period val_start_at
-        """,
-    ESTIMATOR: "minus_baseline",  # of Reinforce++ alone, which is no row
-    "policy": """
-        activation_checkpointing_enabled dequantize_base_checkpoint disable_modelopt_layer_spec draft
-        dtensor_cfg dynamic_batching generation generation_batch_size hf_config_overrides is_vlm
-        logprob_batch_size logprob_chunk_size make_sequence_length_divisible_by max_grad_norm
-        max_total_sequence_length megatron_cfg model_name offload_optimizer_for_logprob optimizer precision
-        quant_batch_size quant_calib_data quant_calib_size quant_cfg quant_sequence_length
-        refit_buffer_size_gb reward_model_cfg router_replay scheduler sequence_packing tokenizer
-        train_global_batch_size train_micro_batch_size
-        """,
-}
-
 NEMO_RL = Framework(
     name="nemo-rl",
     title="NeMo-RL",
@@ -177,7 +157,7 @@ NEMO_RL = Framework(
     },
     partial_batch={"policy": "NeMo-RL cuts the batch into micro-batches"},
     not_carried=NOT_CARRIED,
-    no_bearing=keys_in(NO_BEARING),
+    unavailable=UNAVAILABLE,
     marks=(LOSS,),
     trains_otherwise={
         "distillation": "it distils, and has no policy loss",

@@ -19,7 +19,6 @@ from composer_plugins.frameworks.contract import (
     NamedLoss,
     Option,
     Sets,
-    keys_in,
 )
 
 ALGORITHM, GENERATOR = "trainer.algorithm", "generator"
@@ -73,22 +72,16 @@ FOLDED = {
     "kl_cov": "its penalty is not divided by the denominator, and its policy gradient is, so the penalty "
     "weighs as much more as the mini-batch has tokens (token_mean)",
 }
-ADVISED = dict.fromkeys(("gspo", "sapo"), "sequence_mean")  # SkyRL logs a warning beside another reduction
-UNCORRECTED = ("clip_cov", "kl_cov")  # SkyRL refuses off_policy_correction beside them
-# SkyRL's own names of losses and estimators that a mode of its trainer refuses: `fully_async`, step-wise.
-NEEDS_OLD = (
-    *("regular", "dual_clip", "gspo", "cispo", "clip_cov", "kl_cov", "sapo", "cross_entropy"),
-    "importance_sampling",
-)
 BY_TOKEN = ("gae", "reinforce_pp", "remax")  # rows whose advantages differ by token
-NOT_AVAILABLE = {
+_SAMPLED = "SkyRL gives a loss the log-probabilities of the sampled tokens, and neither a teacher's nor pairs"
+_CORRECTED = "SkyRL corrects for the rollout engine itself"
+UNAVAILABLE = {
+    **dict.fromkeys(("hint_weight", "replay_weight"), (_SAMPLED, "remove it")),
     **dict.fromkeys(
-        ("hint_weight", "replay_weight"),
-        "SkyRL gives a loss the log-probabilities of the sampled tokens, and neither a teacher's nor pairs",
+        ("rollout_correction", "rollout_correction_params"),
+        (_CORRECTED, "remove it, and set off_policy_correction"),
     ),
-    "rollout_correction": "SkyRL corrects for the rollout engine itself, by off_policy_correction",
-    "rollout_correction_params": "SkyRL corrects for the rollout engine itself, by off_policy_correction",
-    "old_policy": "SkyRL computes the old log-probabilities itself",
+    "old_policy": ("SkyRL computes the old log-probabilities itself", "remove it"),
 }
 
 
@@ -270,35 +263,6 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     **{f"{GENERATOR}.sampling_params.{name}": values for name, values in SAMPLING.items()},
     f"{GENERATOR}.sampling_params.additional_kwargs": (None, {}),
 }
-# What has no bearing on the loss, by the table that has it. A key stands for everything below it but the keys
-# above.
-NO_BEARING_IN = {
-    "": "data environment",
-    ALGORITHM: """
-        value_clip value_head_prefix zero_variance_filter_tol dynamic_sampling overlong_buffer_penalty_factor
-        kl_ctrl.kl_target kl_ctrl.horizon
-        """,
-    "trainer": """
-        placement use_expandable_segments sequence_parallel_backend strategy policy ref critic mtp fully_async
-        gradient_checkpointing gradient_checkpointing_use_reentrant seed resume_mode resume_path log_path
-        ckpt_path max_ckpts_to_keep ckpt_interval hf_save_interval export_path bf16 epochs max_training_steps
-        update_epochs_per_batch train_batch_size policy_mini_batch_size critic_mini_batch_size
-        micro_train_batch_size_per_gpu micro_forward_batch_size_per_gpu max_tokens_per_microbatch
-        recompute_old_logprobs_per_minibatch remove_microbatch_padding eval_batch_size eval_before_train
-        eval_interval max_prompt_length flash_attn disable_fast_tokenizer project_name run_name logger
-        enable_ray_gpu_monitor tags dump_data_batch dump_eval_results print_example_interval
-        num_logger_eval_samples num_logger_train_samples log_example_interval logprobs_chunk_size
-        vocab_entropy_chunk_size vocab_entropy_chunk_memory_mb fused_lm_head_logprob
-        fused_lm_head_logprob_backend
-        """,
-    GENERATOR: """
-        inference_engine batched max_turns max_input_length chat_template chat_template_kwargs
-        use_conversation_multi_turn append_eos_token_after_stop_str_in_multi_turn eval_sampling_params
-        eval_n_samples_per_prompt use_cache_salt vision_language_generator sampling_params.max_generate_length
-        sampling_params.stop
-        """,
-}
-
 SKYRL = Framework(
     name="skyrl",
     title="SkyRL",
@@ -313,6 +277,7 @@ SKYRL = Framework(
     ),
     options=OPTIONS,
     denominators=DENOMINATORS,
+    unavailable=UNAVAILABLE,
     provides={
         "policy": frozenset({"logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"}),
         "advantage": frozenset({"rewards", "group_ids", "lengths", "token_rewards", "values", "mask"}),
@@ -321,7 +286,6 @@ SKYRL = Framework(
     divides_advantages="SkyRL divides only the advantages by the number of tokens, so that term would weigh "
     "as much more",
     not_carried=NOT_CARRIED,
-    no_bearing=keys_in(NO_BEARING_IN),
     marks=("generator",),
     package="skyrl",
     install="pip install 'composer-plugins' 'skyrl>=0.3,<0.5'",

@@ -60,6 +60,12 @@ def _option(key: str, default: Any, *sets: Sets, kind: Kind = "policy", **fields
     return Option(key=key, default=default, sets=sets, kind=kind, **fields)
 
 
+_OWN = ("slime decides it with options of its own", "remove it, and set those")
+UNAVAILABLE = {
+    **dict.fromkeys(("advantage", "advantage_params", "on_bad_reward", "old_policy"), _OWN),
+    "replay_weight": ("slime has no pairs", "set it to 0, or train in TRL, verl or with Tinker's call"),
+}
+
 MODES = {False: "seq-mean-token-mean", True: "token-mean"}
 OPTIONS = (
     _option("eps_clip", 0.2, Sets(("clip_low", "clip_high"), BOUNDED)),
@@ -117,80 +123,6 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     "enable_mtp_training": (None, False),
     **{f"rollout_{name}": values for name, values in SAMPLING.items()},
 }
-# Arguments without a bearing on the policy loss: slime's, Megatron's and SGLang's of its own scripts.
-NO_BEARING = """
-    accumulate_allreduce_grads_in_fp32 actor_num_gpus_per_node actor_num_nodes adam_beta1 adam_beta2
-    add_qkv_bias allgather_cp apply_chat_template apply_chat_template_kwargs apply_layernorm_1p async_save
-    attention_backend attention_dropout attention_output_gate attention_softmax_in_fp32 balance_by_flops
-    balance_data bf16 buffer_filter_path check_for_nan_in_loss_and_grad check_weight_update_equal
-    ci_disable_kl_checker ci_load_grad_norm ci_save_grad_norm ci_test
-    ci_train_rollout_logprob_abs_diff_threshold clip_grad colocate context_parallel_size custom_config_path
-    custom_eval_rollout_log_function_path custom_generate_function_path custom_loss_function_path
-    custom_megatron_before_log_prob_hook_path custom_megatron_before_train_step_hook_path
-    custom_megatron_init_path custom_model_provider_path custom_rm_path custom_rollout_log_function_path
-    custom_update_weight_post_write_path data_pad_size_multiplier data_source_path debug_rollout_only
-    debug_train_only decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers deterministic_mode
-    disable_bias_linear disable_compute_advantages_and_returns disable_rollout_global_dataset
-    disable_wandb_random_suffix distributed_backend distributed_timeout_minutes dump_details
-    enable_experimental eval_config eval_function_path eval_input_key eval_interval eval_label_key
-    eval_max_context_len eval_max_prompt_len eval_max_response_len eval_min_new_tokens eval_prompt_data
-    eval_reward_key eval_temperature eval_tool_key eval_top_k eval_top_p expert_model_parallel_size
-    expert_tensor_parallel_size ffn_hidden_size fp8_format fp8_param_gather fp8_recipe freeze_indexer
-    freeze_params_name_list gamma get_mismatch_metrics global_batch_size gradient_accumulation_fusion
-    group_query_attention group_rm hf_checkpoint hidden_dropout hidden_size http_proxy input_key
-    keep_old_actor kv_channels kv_lora_rank label_key lambd load load_debug_rollout_data
-    load_debug_rollout_data_subsample load_forge_rollout_data log_correct_samples log_multi_turn
-    log_passrate log_probs_chunk_size log_probs_max_tokens_per_gpu log_reward_category lr lr_decay_style
-    lr_warmup_fraction make_vocab_size_divisible_by masked_softmax_fusion max_position_embeddings
-    max_tokens_per_gpu megatron_config_path megatron_deepgemm_forward_layers
-    megatron_deepgemm_forward_modules megatron_deepgemm_moe_forward_layers
-    megatron_deepgemm_moe_forward_modules memory_recorder memory_snapshot_dir memory_snapshot_num_steps
-    metadata_key micro_batch_size min_lr model_name moe_enable_deepep moe_ffn_hidden_size moe_grouped_gemm
-    moe_layer_freq moe_permute_fusion moe_router_bias_update_rate moe_router_dtype
-    moe_router_enable_expert_bias moe_router_group_topk moe_router_load_balancing_type moe_router_num_groups
-    moe_router_pre_softmax moe_router_score_function moe_router_topk moe_router_topk_scaling_factor
-    moe_shared_expert_gate moe_shared_expert_intermediate_size moe_token_dispatcher_type
-    moe_token_drop_policy mscale mscale_all_dim mtp_loss_scaling_factor mtp_num_layers
-    multi_latent_attention multimodal_keys n_samples_per_eval_prompt no_check_for_nan_in_loss_and_grad
-    no_gradient_accumulation_fusion no_masked_softmax_fusion no_position_embedding no_rope_fusion
-    no_save_optim norm_epsilon normalization num_attention_heads num_critic_only_steps num_epoch num_experts
-    num_gpus_per_node num_layers num_query_groups num_rollout num_steps_per_rollout offload offload_rollout
-    offload_train only_train_params_name_list opd_kl_coef opd_teacher_ckpt_step opd_teacher_load opd_type
-    optimizer optimizer_cpu_offload over_sampling_batch_size overlap_cpu_optimizer_d2h_h2d padded_vocab_size
-    partial_rollout pipeline_model_parallel_size position_embedding position_embedding_type
-    post_mlp_layernorm post_self_attn_layernorm prefill_num_servers profile_target prompt_data q_lora_rank
-    qk_head_dim qk_layernorm qk_pos_emb_head_dim qkv_format qwen_gdn_backend recompute_granularity
-    recompute_loss_function recompute_method recompute_num_layers record_memory_history ref_ckpt_step
-    ref_load release_train reset_optimizer_states reward_key rm_type rm_url rollout_all_samples_process_path
-    rollout_batch_size rollout_buffer_url rollout_data_postprocess_path rollout_data_transport
-    rollout_external_engine_addrs rollout_function_path rollout_health_check_first_wait
-    rollout_health_check_interval rollout_health_check_timeout rollout_max_context_len
-    rollout_max_prompt_len rollout_max_response_len rollout_num_gpus rollout_num_gpus_per_engine
-    rollout_sample_hook_path rollout_seed rollout_shuffle rollout_skip_special_tokens rollout_stop
-    rollout_stop_token_ids rope_fusion rotary_base rotary_interleaved rotary_percent rotary_scaling_factor
-    save save_debug_rollout_data save_debug_train_data save_hf save_interval seed seq_length
-    sequence_parallel sglang_attention_backend sglang_chunked_prefill_size sglang_config
-    sglang_cuda_graph_bs sglang_cuda_graph_max_bs sglang_custom_pull_weights_pre_read_hook
-    sglang_deepep_mode sglang_disable_overlap_schedule sglang_disable_radix_cache
-    sglang_disaggregation_ib_device sglang_disaggregation_transfer_backend sglang_dp_size
-    sglang_enable_deterministic_inference sglang_enable_dp_attention sglang_enable_dp_lm_head sglang_ep_size
-    sglang_expert_parallel_size sglang_kv_cache_dtype sglang_mamba_scheduler_strategy
-    sglang_max_running_requests sglang_mem_fraction_static sglang_moe_a2a_backend sglang_moe_dense_tp_size
-    sglang_nsa_decode_backend sglang_nsa_prefill_backend sglang_page_size sglang_reasoning_parser
-    sglang_server_concurrency sglang_speculative_algorithm sglang_speculative_draft_attention_backend
-    sglang_speculative_eagle_topk sglang_speculative_num_draft_tokens sglang_speculative_num_steps
-    sglang_tool_call_parser sglang_watchdog_timeout skip_eval_before_train spec start_rollout_id swiglu
-    tb_experiment_name tb_project_name tensor_model_parallel_size tool_key train_backend train_env_vars
-    transformer_impl untie_embeddings_and_output_weights update_weight_buffer_size
-    update_weight_delta_checksum update_weight_delta_encoding update_weight_disk_dir
-    update_weight_disk_keep_files update_weight_local_checkpoint_dir update_weight_mode
-    update_weight_transport update_weights_interval use_distributed_optimizer use_distributed_post
-    use_dynamic_batch_size use_fault_tolerance use_gated_attention use_precision_aware_optimizer
-    use_rollout_entropy use_rope_scaling use_rotary_position_embeddings use_stateless_adam use_tensorboard
-    use_wandb v_head_dim value_clip vocab_size wandb_always_use_train_step wandb_dir wandb_group wandb_host
-    wandb_key wandb_mode wandb_project wandb_run_id wandb_team weight_decay
-    """
-
 SLIME = Framework(
     name="slime",
     title="slime",
@@ -210,7 +142,7 @@ SLIME = Framework(
     },
     partial_batch={"policy": "slime cuts the batch into micro-batches"},
     not_carried=NOT_CARRIED,
-    no_bearing=frozenset(NO_BEARING.split()),
+    unavailable=UNAVAILABLE,
     marks=("eps_clip_c", "calculate_per_token_loss", "n_samples_per_prompt", "rollout_temperature"),
     command_line="flags",
     config_flag="--custom-config-path",

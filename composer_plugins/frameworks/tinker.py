@@ -35,15 +35,14 @@ _NO_KL = (
     "remove it, and set replay_params={'beta': ...} for DPO, or policy='opd' for a KL to a teacher",
 )
 _BY_DENOMINATOR = (
-    "it names a loss in TRL, and a loss and a denominator are two options here",
+    "a loss and a denominator are two options here",
     "set policy and denominator",
 )
 _ONE_TOKEN = (
     "a Tinker loss function gets the log-probability of the sampled token alone",
     "remove it: hint_divergence is 'sampled_token'",
 )
-# The options of ComposerConfig and of other frameworks that do nothing here, with the reason and what to do.
-DECIDED_ELSEWHERE = {
+UNAVAILABLE = {
     "advantage": _BY_PROGRAM,
     "advantage_params": _BY_PROGRAM,
     "on_bad_reward": _BY_PROGRAM,
@@ -85,6 +84,7 @@ TINKER = Framework(
         "preference": frozenset({"chosen", "rejected", "ref_chosen", "ref_rejected", "chosen_nll"}),
         "correction": frozenset({"old_logprobs", "rollout_logprobs", "mask"}),
     },
+    unavailable=UNAVAILABLE,
     partial_batch=dict.fromkeys(
         ("policy", "divergence", "preference", "correction"),
         "a step of Tinker may be cut into several calls",

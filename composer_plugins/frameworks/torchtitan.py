@@ -16,7 +16,7 @@ ESTIMATOR = "should_std_normalize"  # of AdvantageEstimator.Config, beside the c
 MODE = "token-mean"
 STD = Conversion(values={False: "dr_grpo@torchtitan", True: "grpo@torchtitan"})
 
-NOT_DELIVERED = {  # by option: what torchtitan does not have, and what to do
+UNAVAILABLE = {
     "hint_weight": (
         "torchtitan passes a loss the log-probabilities of its generator alone, and no teacher's",
         "set it to 0; the hint channel runs in TRL, verl, PRIME-RL and Tinker",
@@ -51,6 +51,7 @@ TORCHTITAN = Framework(
     denominators={"global_valid_tokens": MODE},
     provides={"policy": frozenset({"logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"})},
     partial_batch={"policy": "torchtitan cuts the batch into micro-batches, and those into chunks"},
+    unavailable=UNAVAILABLE,
     packs_rows=True,
     package="torchtitan",
     install="pip install torchtitan==0.3.0",

@@ -7,21 +7,14 @@ from typing import Any
 
 import yaml
 
-from composer_plugins.config import ABSENT, at, entry, unlikely
-from composer_plugins.errors import ConfigError, did_you_mean, near, unknown
+from composer_plugins.config import ABSENT, at, entry
+from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.findings import Finding
-from composer_plugins.frameworks.contract import (
-    NOTHING,
-    Framework,
-    NamedLoss,
-    Option,
-    parameters_of,
-    with_tables,
-)
+from composer_plugins.frameworks.contract import NOTHING, Framework, NamedLoss, Option, parameters_of
 from composer_plugins.losses.choosing import Choice, choose, find_one
 from composer_plugins.losses.row import REQUIRED, Kind
 from composer_plugins.objective.files import inheriting
-from composer_plugins.objective.keys import COUNT, NUMBER, POSITIVE, WEIGHT, not_carried, not_understood
+from composer_plugins.objective.keys import COUNT, NUMBER, POSITIVE, WEIGHT, not_carried, not_looked_at
 from composer_plugins.objective.objective import (
     KL,
     MISSING,
@@ -30,8 +23,7 @@ from composer_plugins.objective.objective import (
     behaviours,
     without_policy,
 )
-from composer_plugins.objective.options import SetBy, given_options, only_with, parameters_set, without_effect
-from composer_plugins.objective.rules import denominator_of_another
+from composer_plugins.objective.options import given_options
 
 # By the field of the objective that an option sets: its range, or the kind of the row that it names.
 NUMBERS = {"entropy": NUMBER, "temperature": POSITIVE, "group_size": COUNT, "length": COUNT}
@@ -49,7 +41,7 @@ class ByTable:
         self.defaults = dict(named) | {one.key: one.default for one in framework.options}
         # Whether the table says of each loss which options it reads. Otherwise each reads those of its kind.
         self.has_own = any(one.own for one in framework.losses)
-        self.KNOWN = {*self.defaults, *framework.not_carried, *framework.no_bearing}
+        self.KNOWN = {*self.defaults, *framework.not_carried}
         if framework.inherits:
             self.merged_config = partial(inheriting, key=framework.inherits)
 
@@ -61,25 +53,7 @@ class ByTable:
         """
         if why := next((why for key, why in self.framework.trains_otherwise.items() if key in table), ""):
             return without_policy(why), []
-        policy, set_by = self.policy(table)
-        objective = self.objective(table, policy)
-        found = [*without_effect(self.framework, "policy", self.given(table))]
-        found += unlikely(policy, {name: one.key for name, one in set_by.items()})
-        found += only_with(self.framework, partial(at, table))
-        if key := next((one.key for one in self._of_the_objective() if one.objective == "mode"), ""):
-            found += denominator_of_another(policy, self.framework, objective.mode, key)
-            found += self._refused_mode(objective, key, table)
-        return objective, found
-
-    def _refused_mode(self, objective: Objective, key: str, table: Mapping[str, Any]) -> Iterator[Finding]:
-        """Yield an error for a loss that the framework refuses with the aggregation mode of the config."""
-        needed = self._mode_of(objective, table)
-        if needed != objective.mode:
-            title, given = self.framework.title, entry(table, key)
-            value = self.framework.option(key).default if given is ABSENT else given
-            problem = f"it is {value!r}, and {title} refuses {objective.policy.name!r} with it"
-            remedy = f"set {self._theirs(self.framework.option(key), needed)!r}"
-            yield Finding("error", key, problem, f"{remedy}, which is {needed}, or choose another loss")
+        return self.objective(table, self.policy(table)), []
 
     def _mode_of(self, objective: Objective, table: Mapping[str, Any]) -> str:
         """The mode that the loss of this config needs, or else that of the objective."""
@@ -87,20 +61,12 @@ class ByTable:
         return (named and named.needs_mode) or objective.mode
 
     def unread(self, table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:
-        """The keys that are not understood."""
-        return not_understood(table, {*self.KNOWN, *self._otherwise(table)})
+        """The keys that are not looked at."""
+        return not_looked_at(table, {*self.KNOWN, *self._otherwise(table)})
 
     def _otherwise(self, table: Mapping[str, Any]) -> set[str]:
         """The keys of a config that trains no policy loss of the table: none bears on one."""
         return {*table} if self.framework.trains_otherwise.keys() & table.keys() else set()
-
-    def not_known(self, key: str, table: Mapping[str, Any]) -> Finding:
-        """What the doctor says of a key that is not understood."""
-        known = {one for leaf in self.KNOWN for one in with_tables(leaf)}  # a whole table may be misspelt
-        nearest = near(key, known, completes=False)
-        remedy = did_you_mean(nearest) if nearest else "remove it, or find out what it does"
-        problem = f"it is no option of {self.framework.title} that is known here"
-        return Finding("warning", key, problem, remedy)
 
     def objective(
         self, table: Mapping[str, Any], policy: Choice, advantage: Choice | None = None
@@ -229,7 +195,7 @@ class ByTable:
     def _chosen(self, kind: Kind, table: Mapping[str, Any]) -> Choice | None:
         """The loss of another kind that the config names, with its parameters; None where it names none."""
         if (named := self.named(kind, table)) is not None:
-            return self.with_parameters(named, table)[0]
+            return self.with_parameters(named, table)
         if kind == "kl" and (key := self.not_in_catalogue(kind, table)):
             known = {str(one.options[key]) for one in self.framework.losses if key in one.options}
             raise unknown(key, str(self.value(key, table)), known, noun="value")
@@ -245,23 +211,20 @@ class ByTable:
         is_set = [key for key in keys if self.value(key, table) != self.value(key, {})]
         return (is_set or [keys[0] if kind == "advantage" else ""])[-1]
 
-    def with_parameters(self, named: NamedLoss, table: Mapping[str, Any]) -> tuple[Choice, dict[str, SetBy]]:
-        """A loss with its parameters, and by parameter the option that sets it, or that may."""
-        choice = find_one(named.row, named.kind)
-        given = self.given(table, named.kind, self._read_by(named))
-        set_here = parameters_set(self.framework, choice.loss, {}, given, params_key="")
-        values = {name: one.value for name, one in set_here.items()}
-        params = {**choice.params, **named.params, **values}
-        sets = ((one.key, parameters_of(one.sets, choice.loss)) for one in self._read_by(named))
-        set_by = {name: SetBy(key, params.get(name)) for key, names in sets for name in names} | set_here
+    def with_parameters(self, named: NamedLoss, table: Mapping[str, Any]) -> Choice:
+        """A loss of the framework's own with its parameters."""
+        choice, read = find_one(named.row, named.kind), self._read_by(named)
+        given = self.given(table, named.kind, read)
+        params = {**choice.params, **named.params, **self.framework.parameters(choice.loss, given)}
         for name, default in choice.loss.defaults.items():
             if default is REQUIRED and name not in params:
+                keys = [one.key for one in read if name in parameters_of(one.sets, choice.loss)]
                 problem = f"{choice.name!r} has no default for its {name}"
-                raise ConfigError(set_by[name].key, problem, "set it")
-        return choose(named.kind, named.row, params, option=named.kind), set_by
+                raise ConfigError(", ".join(keys) or named.kind, problem, "set it")
+        return choose(named.kind, named.row, params, option=named.kind)
 
-    def policy(self, table: Mapping[str, Any]) -> tuple[Choice, dict[str, SetBy]]:
-        """The policy loss that the config names, and its parameters that options set."""
+    def policy(self, table: Mapping[str, Any]) -> Choice:
+        """The policy loss that the config names, with its parameters."""
         if (named := self.named("policy", table)) is not None:
             return self.with_parameters(named, table)
         losses = [one for one in self.framework.losses if one.kind == "policy"]

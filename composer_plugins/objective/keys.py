@@ -1,6 +1,7 @@
-"""The keys of a config: which are not understood, which are not carried over, and values of a wrong type."""
+"""The keys of a config: which are not looked at, which are not carried over, and values of a wrong type."""
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -11,25 +12,37 @@ from composer_plugins.losses.row import Parameter
 # The numbers among a framework's options: each is checked, and the error is worded, as a parameter of ours.
 NUMBER, WEIGHT = Parameter("of either sign"), Parameter("of a term", low=0)
 POSITIVE = Parameter("a temperature", low=math.ulp(0.0))
+MOST = 20  # names in a line
 COUNT = Parameter("of completions or tokens", low=1, integer=True)
 
 
-def not_understood(config: Mapping[str, Any], known: Collection[str], above: str = "") -> Iterator[str]:
+def not_looked_at(config: Mapping[str, Any], known: Collection[str], above: str = "") -> Iterator[str]:
     """Yield the dotted keys of a config that `known` does not have. A known key covers everything below it.
 
-    A key in a list of tables has no number. A table is one key if nothing in it is known.
+    A key in a list of tables has no number.
     """
     for name, value in config.items():
         key = f"{above}{name}"
-        if key in known:
-            continue
         inner = value if isinstance(value, list) else [value]
-        is_a_table = all(one is None or isinstance(one, Mapping) for one in inner)
-        if is_a_table and any(one.startswith(f"{key}.") for one in known):
+        if key in known or value == {}:
+            continue
+        if inner and all(isinstance(one, Mapping) for one in inner):
             for one in inner:
-                yield from not_understood(one or {}, known, f"{key}.")
-        elif value != {}:
+                yield from not_looked_at(one, known, f"{key}.")
+        else:
             yield key
+
+
+not_understood = not_looked_at
+
+
+def grouped(keys: Collection[str]) -> str:
+    """Keys in a line, with their number below each table: "data.* (12), trainer.* (20), seed"."""
+    tables = Counter(key.partition(".")[0] for key in keys)
+    alone = {key.partition(".")[0]: key for key in keys}
+    names = [f"{table}.* ({number})" if number > 1 else alone[table] for table, number in tables.items()]
+    more = len(names) - MOST
+    return ", ".join(names[:MOST]) + (f" and {more} more" if more > 0 else "")
 
 
 def not_carried(config: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> Iterator[str]:

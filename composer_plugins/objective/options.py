@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from decimal import Decimal
@@ -44,13 +45,11 @@ def not_read(
     params: Mapping[str, Any],
     moved: Mapping[str, Any],
     write: Callable[[Mapping[str, Any]], str],
-    *,
-    table: str = "",
 ) -> Iterator[Finding]:
     """Yield one error for the framework's own options of a loss that are moved beside a loss of ours.
 
-    The parameters of our losses come from our options alone. `moved` has the options, by key below `table`,
-    that are not at the default of the installed config class, with their values. `params` are the parameters
+    The parameters of our losses come from our options alone. `moved` has the options, by key, that are not at
+    the default of the installed config class, with their values. `params` are the parameters
     that the user has named, and `write` makes of parameters the line that sets them here: the remedy has one
     that sets the same numbers.
     """
@@ -66,13 +65,18 @@ def not_read(
     what = KINDS[loss.kind].plural.removeprefix("policy ")
     problem = f"{framework.title} reads {them} for its own {what}, and {loss.name!r} does not ({shown})"
     remedy = f"remove {them}, and set {write({**values, **params})}" if values else f"remove {them}"
-    yield Finding("error", ", ".join(f"{table}{one.key}" for one in own), problem, remedy)
+    yield Finding("error", ", ".join(map(framework.key, own)), problem, remedy)
 
 
 def described(framework: Framework, choice: Choice, mode: str = "") -> str:
     """The log line of a loss of ours: what trains, reduced by `mode`, and what is not read for it."""
     line = f"{choice.loss.kind} {choice.described}{f', {mode}' if mode else ''}; {framework.title}'s options"
     return f"{line} for the parameters of its own {KINDS[choice.loss.kind].plural} are not read"
+
+
+def for_a_shell(table: str) -> Callable[[str, Any], str]:
+    """How an option of ours in this table of a YAML is set in a command line, quoted for the shell."""
+    return lambda option, value: shlex.quote(f"{table}.{option}={as_yaml(value)}")
 
 
 def as_yaml(value: Any) -> str:

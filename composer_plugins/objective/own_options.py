@@ -2,31 +2,27 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
-from composer_plugins.config import ABSENT, ADVANTAGE_OPTIONS, ComposerConfig, entry, scaled_hint, unlikely
+from composer_plugins.config import ABSENT, ComposerConfig, entry
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding, Findings, enforce
 from composer_plugins.frameworks.contract import Framework
 from composer_plugins.losses.choosing import Choice
+from composer_plugins.objective.asking import ask
 from composer_plugins.objective.by_table import ByTable
 from composer_plugins.objective.objective import NORM, Objective, channels_of
-from composer_plugins.objective.options import not_read
 from composer_plugins.objective.rules import denominator_of_another
 
-# Options of ComposerConfig for which a framework has another place.
-ELSEWHERE = (*ADVANTAGE_OPTIONS, "old_policy")
 
-
-class Asked(NamedTuple):
+class Trained(NamedTuple):
     """What a framework trains with our loss in its place."""
 
     config: ComposerConfig
     objective: Objective
 
 
-def asked(framework: Framework, table: Mapping[str, Any], options: Mapping[str, Any], **how: Any) -> Asked:
+def asked(framework: Framework, table: Mapping[str, Any], options: Mapping[str, Any], **how: Any) -> Trained:
     """What `examined` reads, with a warning for each of its warnings; one ConfigError with all its errors."""
     found, findings = examined(framework, table, options, **how)
     enforce(findings)
@@ -42,71 +38,42 @@ def examined(
     modes: tuple[str, ...],
     mode: str | None = None,
     max_length: float | None = None,
-    channels: Mapping[str, str],
     not_ours: Mapping[str, str],
     moved: Mapping[str, Any],
     write: Callable[[str, Any], str] = lambda option, value: f"{option}={value!r}",
-) -> tuple[Asked | None, Findings]:
+) -> tuple[Trained | None, Findings]:
     """Read the framework's config and our `options` for it, once; None where an error leaves them open.
 
     `table` is the framework's config. `moved` has its options that are not at their default: those of its
     own losses are not read. `write` writes an option of ours as the user does. `modes` are the aggregation
-    modes that its denominators can carry, and `mode` the one that the user asks for. `channels` says of a
-    weight why the framework cannot deliver the channel, with the remedy after ";"; `not_ours` says of an
-    option of the framework what our loss does not do, where it has another value than those of
-    `Framework.not_carried`.
+    modes that its denominators can carry, and `mode` the one that the user asks for. `not_ours` says what our
+    loss does not do of an option of the framework with another value than those of `Framework.not_carried`.
     """
     own, found = ByTable(framework), Findings()
-    found += (own.not_known(key, table) for key in own.unread(table))
-    found += _of_others(framework, table, options, not_ours)
+    for key, why in not_ours.items():
+        value = entry(table, key)
+        if value is not ABSENT and value not in (neutral := framework.not_carried[key]):
+            found.append(Finding("error", key, f"it is {value!r}, and {why}", f"set it to {neutral[-1]!r}"))
     if key := own.not_in_catalogue("correction", table):
         problem = (
             f"it is {entry(table, key)!r}, which is no correction of the catalogue: our loss would drop it"
         )
         found.append(Finding("error", key, problem, "remove it, or set rollout_correction"))
-    config, objective = None, None
-    with found.collected():
-        theirs = (own.named("policy", table) or framework.losses[0]).row
-        if "policy" not in options:
-            remedy = f"name a loss: {write('policy', theirs)} is {framework.title}'s own"
-            found.append(Finding("error", "policy", "it is not set", remedy))
-        config = ComposerConfig.parse({"policy": theirs, **options})
-        for weight, why in channels.items():
-            if value := getattr(config, weight):
-                problem, _, remedy = why.partition("; ")
-                found.append(Finding("error", weight, f"it is {value:g}, and {problem}", remedy))
-        found += config.without_effect(options)
-        policy, set_params = config.choose_policy(), partial(write, "policy_params")
-        found += _another(own, table, policy)
-        found += not_read(framework, policy.loss, config.policy_params, moved, set_params)
-        framework.require(policy)
-        if config.hint_weight and "hint_weight" not in channels:
-            framework.require(config.choose_hint())
-        objective = own.objective(table, policy)
-        found += [*unlikely(policy), *scaled_hint(config, policy)]
-        if (correction := config.choose_rollout_correction()) is not None:
-            framework.require(correction)
-            found += _twice(objective)
-            objective = replace(objective, correction=correction)
-        objective = _reduced(objective, framework, found, modes, mode, max_length)
-    if config is None or objective is None:
+    theirs = (own.named("policy", table) or framework.losses[0]).row
+    asked, wrong = ask(framework, options, moved, own=theirs, write=write)
+    found += wrong
+    if asked is None:
         return None, found
-    return Asked(config, replace(objective, channels=channels_of(config))), found
-
-
-def _of_others(
-    framework: Framework, table: Mapping[str, Any], options: Mapping[str, Any], not_ours: Mapping[str, str]
-) -> Iterator[Finding]:
-    for name in ELSEWHERE:
-        if name in options:
-            problem = f"{framework.title} decides it with options of its own"
-            yield Finding("error", name, problem, "remove it, and set those")
-    for key, why in not_ours.items():
-        value = entry(table, key)
-        if value is not ABSENT and value not in framework.not_carried[key]:
-            yield Finding(
-                "error", key, f"it is {value!r}, and {why}", f"set it to {framework.not_carried[key][-1]!r}"
-            )
+    found += _another(own, table, asked.choice)
+    trained = None
+    with found.collected():
+        objective = own.objective(table, asked.choice)
+        if asked.correction is not None:
+            found += _twice(objective)
+            objective = replace(objective, correction=asked.correction)
+        objective = _reduced(objective, framework, found, modes, mode, max_length)
+        trained = Trained(asked.config, replace(objective, channels=channels_of(asked.config)))
+    return trained, found
 
 
 def _another(own: ByTable, table: Mapping[str, Any], policy: Choice) -> Iterator[Finding]:

@@ -4,13 +4,12 @@ A framework with an adapter has a module (`Framework.migration`) with the functi
 without one is read and written by its table: `by_table`. What the target cannot do is found by reading back
 what was written, so nobody keeps a list of differences.
 
-Every key of a config is one that is read, one of those that bear on the loss and have no field in
-`Objective`, or one without a bearing on the loss. Any other key is not understood, and may bear on the loss.
+The keys that a table names are judged: those that are read, and those that bear on the loss and have no field
+in `Objective`. Of any other key nothing is claimed.
 """
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
@@ -21,6 +20,7 @@ from composer_plugins.frameworks.contract import NOTHING, Framework
 from composer_plugins.frameworks.registry import frameworks
 from composer_plugins.objective.by_table import ByTable
 from composer_plugins.objective.differences import TO_CORRECT, Difference, differences
+from composer_plugins.objective.keys import grouped
 from composer_plugins.objective.objective import Objective
 
 
@@ -40,10 +40,7 @@ class Surface(Protocol):
         """
 
     def unread(self, table: Mapping[str, Any], version: str | None = None) -> Iterable[str]:
-        """The keys of a config that are not understood."""
-
-    def not_known(self, key: str, table: Mapping[str, Any]) -> Finding:
-        """What a doctor says of a key that is not understood, where the framework has no doctor."""
+        """The keys of a config that are not looked at."""
 
     def write(self, objective: Objective, version: str | None = None) -> dict[str, Any]:
         """A config for this objective, as far as the framework can run it."""
@@ -60,7 +57,7 @@ class Resolved(NamedTuple):
 
     objective: Objective | None  # None where an error leaves it open what is trained
     findings: Findings
-    unread: tuple[str, ...]  # the keys that are not understood
+    unread: tuple[str, ...]  # the keys that are not looked at
     release: str  # whose options were read, in words; "" for a loss that no config names
 
     def required(self) -> Objective:
@@ -126,7 +123,7 @@ def resolve(
     check_schema(frameworks()[framework], table, option)
     adapter = surface(framework)
     top = {one.partition(".")[0] for one in adapter.KNOWN}
-    if table and not any(get_close_matches(str(key).partition(".")[0], top) for key in table):
+    if table and not any(str(key).partition(".")[0] in top for key in table):
         problem = f"the config has none of {framework}'s tables or options, but {', '.join(map(str, table))}"
         raise ConfigError(option, problem, "name the framework that the config is for")
     wrong_types = ArithmeticError, AttributeError, KeyError, TypeError, ValueError
@@ -144,10 +141,9 @@ def resolve(
 
 def examine(framework: str, table: Mapping[str, Any], version: str | None = None) -> Examination:
     """What a doctor says of a config, without a look at the environment that will train."""
-    found, adapter = resolve(framework, table, version, option="--framework"), surface(framework)
-    reported = {one.key for one in found.findings}
-    unread = (adapter.not_known(key, table) for key in found.unread if key not in reported)
-    return Examination(f"the options of {found.release}", (*found.findings, *unread))
+    found = resolve(framework, table, version, option="--framework")
+    rest = f"; not looked at: {grouped(found.unread)}" if found.unread else ""
+    return Examination(f"the options of {found.release}{rest}", tuple(found.findings))
 
 
 def check_schema(framework: Framework, table: Mapping[str, Any], option: str) -> None:

@@ -104,7 +104,7 @@ def _key(name: str) -> str:
 
 def _override(framework: Framework, key: str, values: Sequence[str]) -> str:
     """An option as key=value, with a value that YAML reads as the framework does."""
-    if not values and key.startswith("no_") and key not in framework.no_bearing:
+    if not values and key.startswith("no_"):
         return f"{key[3:]}=false"
     is_text = any(one.key == key and isinstance(one.default, str) for one in framework.options)
     typed = [_typed(one, is_text) for one in values]

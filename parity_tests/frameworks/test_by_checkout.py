@@ -166,17 +166,6 @@ def test_an_advantage_that_no_row_is_is_named() -> None:
             "no loss of the catalogue",
         ),
         ({"loss_fn": {"ratio_clip_c": 0.5}}, "loss_fn.ratio_clip_c", "0.5"),
-        (
-            {"loss_fn": {"sequence_level_importance_ratios": True}},
-            "loss_fn.token_level_loss",
-            "it is True, and NeMo-RL refuses 'gspo@nemo-rl' with it; set False",
-        ),
-        (
-            {"loss_fn": {"use_cispo": True, "token_level_loss": False}},
-            "loss_fn.token_level_loss",
-            "it is False, and NeMo-RL refuses 'cispo@nemo-rl' with it; set True",
-        ),
-        ({"loss_fn": {"ratio_clip_mix": 0.3}}, "loss_fn.ratio_clip_mix", "no option of NeMo-RL"),
     ],
 )
 def test_the_doctor_of_nemo_rl_names_what_is_wrong(table: dict[str, Any], key: str, words: str) -> None:

@@ -106,11 +106,6 @@ def test_list_knows_which_losses_it_runs(site: Path) -> None:
         ({"divide": ["words"]}, "error: lantern.divide", "unknown value|known: stories, words"),
         ({"leash_kind": "second"}, "error: lantern.leash_kind", "known: first, third"),
         ({"heat": 0}, "error: lantern.heat", "it is 0"),
-        ({"loss": "score"}, "error: lantern.upper", "has no effect on the policy 'reinforce'"),
-        ({"glow": 1}, "warning: lantern.glow", "Lantern 3 has no glow|remove it"),
-        ({"uper": 1.3}, "warning: lantern.uper", "did you mean 'lantern.upper'"),
-        ({"divide": "stories"}, "warning: lantern.divide", "'token-mean'"),
-        ({"upper": 29.0}, "warning: lantern.upper", "clip_high=28"),
     ],
 )
 def test_the_doctor_examines_its_configs(
@@ -128,11 +123,15 @@ def test_migrate_reads_and_writes_its_configs(site: Path) -> None:
     assert status == 1 and "Read as a config of Lantern 3.1." in out and "clip_high = 0.28" in out
     assert "denominator: seq-mean-token-mean -> token-mean" in out
     status, out = run("migrate", file, "--from", "lantern", "--to", "lantern")
-    assert status == 0 and "Nothing differs." in out and yaml.safe_load(out) == {"lantern": OPTIONS}
+    assert (
+        status == 0
+        and "Nothing that is known here differs." in out
+        and yaml.safe_load(out) == {"lantern": OPTIONS}
+    )
     status, out = run(
         "migrate", file, "lantern.fog=1", "lantern.dream=true", "--from", "lantern", "--to", "lantern"
     )
-    assert status == 1 and "Not understood, and it may bear on the loss: lantern.fog" in out
+    assert status == 1 and "Not looked at: lantern.* (2)" in out
     assert "not carried over: lantern.dream = True" in out
     status, out = run("migrate", "--loss", "dppo_tv", "--to", "lantern")
     assert (

@@ -28,7 +28,7 @@ OPTIONS = (
     ("trl", "--scale_rewards False --bf16 False", 'scale_rewards="False" bf16=false'),
     ("trl", "--reward_weights 1 0.5 --learning_rate 1e-6", "reward_weights=[1,0.5] learning_rate=1e-06"),
     ("trl", '--policy_params {"clip_high":0.28}', 'policy_params={"clip_high":0.28}'),
-    ("slime", "--seed -1 --no-rope-fusion", "seed=-1 no_rope_fusion=true"),
+    ("slime", "--seed -1 --no-rope-fusion", "seed=-1 rope_fusion=false"),
     ("slime", "--moe-layer-freq ([0]*3+[1]*45) --stop *", 'moe_layer_freq="([0]*3+[1]*45)" stop="*"'),
     ("prime-rl", "--a.group-size 4 --a.b=c --no-clean", 'a.group_size=4 a.b="c" clean=false'),
 )

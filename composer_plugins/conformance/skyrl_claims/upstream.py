@@ -2,6 +2,7 @@
 
 import sys
 import typing
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import typing_extensions
 from torch import Tensor
 
 from composer_plugins.conformance.batches import Rollouts
+from composer_plugins.findings import ComposerWarning
 from composer_plugins.frameworks.skyrl import ALGORITHM
 
 OWN = typing.TypedDict
@@ -72,14 +74,16 @@ def called(
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
     """What a function returns that is called as SkyRL's policy worker does, and its gradient."""
     logprobs = tensors["logprobs"].clone().requires_grad_()
-    loss, metrics = function(
-        logprobs,
-        tensors["old_logprobs"],
-        tensors["advantages"].clone(),
-        config=config,
-        loss_mask=tensors["mask"].to(logprobs.dtype),
-        rollout_logprobs=tensors.get("rollout_logprobs"),
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ComposerWarning)  # drawn numbers are not what anyone intends
+        loss, metrics = function(
+            logprobs,
+            tensors["old_logprobs"],
+            tensors["advantages"].clone(),
+            config=config,
+            loss_mask=tensors["mask"].to(logprobs.dtype),
+            rollout_logprobs=tensors.get("rollout_logprobs"),
+        )
     (gradient,) = torch.autograd.grad(loss, logprobs)
     return loss, gradient, metrics
 

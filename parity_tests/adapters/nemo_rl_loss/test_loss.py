@@ -296,11 +296,6 @@ def test_what_cannot_be_delivered_is_refused(
     assert problem in next(str(one) for one in found if one.key == key)
 
 
-def test_an_option_that_is_not_understood_is_a_warning() -> None:
-    with pytest.warns(UserWarning, match="ratio_clip_mix"):
-        own_loss({**NO_KL, "ratio_clip_mix": 0.3})
-
-
 def test_a_mode_of_another_paper_is_a_warning() -> None:
     with pytest.warns(UserWarning, match="token_level_loss: it is 'true', and 'gspo' is reduced by"):
         ComposerLoss(NO_KL, policy="gspo")

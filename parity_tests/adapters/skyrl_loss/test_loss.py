@@ -385,24 +385,27 @@ def test_the_options_of_the_class_at_its_defaults_are_no_error() -> None:
     upstream.called(PolicyLoss("gspo"), config("composer/gspo"), divided(batch(), "token_mean"))
 
 
+@pytest.mark.filterwarnings("ignore:.*bounds the ratio of a sequence")
 def test_the_log_says_what_trains_where_a_default_is_typed(caplog: pytest.LogCaptureFixture) -> None:
     log_once.cache_clear()
     function = PolicyLoss("gspo")
     clips = {f"{ALGORITHM}.eps_clip_low": 0.2, f"{ALGORITHM}.eps_clip_high": 0.28}
     options = {Key.POLICY: "composer/gspo", **clips}
-    function.parsed(paste(options, function.parsed)[1])
+    function.asked(paste(options, function.asked)[1])
     unread = "; SkyRL's options for the parameters of its own policy losses are not read"
     assert caplog.messages == [f"policy gspo(clip_low=0.0003, clip_high=0.28){unread}"]
     own, names = upstream.algorithm({}).cispo, ("cispo_eps_clip_low", "cispo_eps_clip_high")
     bounds = {f"{ALGORITHM}.cispo.{name}": getattr(own, name) for name in names}
-    PolicyLoss("cispo").parsed(config("composer/cispo", **bounds))
+    PolicyLoss("cispo").asked(config("composer/cispo", **bounds))
     assert caplog.messages[1:] == [f"policy cispo(clip_high=0.2){unread}"]
 
 
 @pytest.mark.parametrize("option", ["hint_weight", "replay_weight"])
 def test_a_channel_that_skyrl_cannot_deliver_is_refused(option: str) -> None:
     options = config("composer/ppo", **{NODE: {option: 0.5}})
-    with pytest.raises(ConfigError, match=rf"trainer.algorithm.composer.{option}: it is not available here"):
+    with pytest.raises(
+        ConfigError, match=rf"trainer.algorithm.composer.{option}: it is 0.5, and SkyRL gives"
+    ):
         upstream.called(PolicyLoss("ppo"), options, divided(batch(), "token_mean"))
 
 

@@ -1,7 +1,6 @@
 """What Tinker's loss refuses: options, and data that cannot be right."""
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,13 +26,16 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"policy": "dppo_topk_tv"}, "needs topk_logprobs, rollout_topk_logprobs, which tinker does not provide"),
     (
         {"advantage": "rloo"},
-        "advantage: a Tinker program computes the advantages itself; remove it, and call",
+        "advantage: it is 'rloo', and a Tinker program computes the advantages itself; remove it, and call",
     ),
     ({"hint_weight": 0.1, "hint_divergence": "jsd"}, "needs student_logits, teacher_logits"),
-    ({"hint_weight": 0.1, "hint_teacher": "ema"}, "hint_teacher: a Tinker program asks its teacher itself"),
+    (
+        {"hint_weight": 0.1, "hint_teacher": "ema"},
+        "hint_teacher: it is 'ema', and a Tinker program",
+    ),
     ({"hint_estimator": "k3"}, "hint_estimator: it has no effect, because hint_weight is 0"),
     ({"replay_weight": 1.0, "replay_loss": "kto"}, "needs scores, ref_scores, desirable, reference_kl"),
-    ({"replay_weight": 1.0, "replay_temperature": 0.7}, "replay_temperature: Tinker's log-probabilities are"),
+    ({"replay_weight": 1.0, "replay_temperature": 0.7}, "replay_temperature: it is 0.7, and Tinker's"),
     ({"policy": "dr_grpo"}, "max_length: the loss is divided by a constant length"),
     ({"policy": "grpo", "max_length": 8.0}, "max_length: it has no effect, because the denominator is"),
     ({"denominator": "token-median"}, "denominator: it is 'token-median'; set denominator to one of"),
@@ -69,45 +71,12 @@ def test_all_wrong_options_are_named_at_once() -> None:
     }
 
 
-WRONG = {
-    "policy": (
-        {"policy": "cispoo"},
-        {"policy": "clip_cov"},
-        {"polcy": "cispo"},
-        {"policy_params": {"clp": 1}},
-    ),
-    "hint": ({"hint_weight": -1.0}, {"hint_weight": 1.0, "hint_divergence": "jsd"}, {"hint_wight": 1.0}),
-    "replay": ({"replay_weight": "1"}, {"replay_weight": 1.0, "replay_loss": "kto"}),
-    "rest": (
-        {"denominator": "token-median"},
-        {"entries": {"advantage": "A"}},
-        {"calls_per_step": 0},
-        {"loss_type": "dapo"},
-        {"learning_rate": 1.0},
-    ),
-}
-
-
-@pytest.mark.parametrize("options", [*itertools.product(*WRONG.values())], ids=str)
-def test_each_wrong_option_is_named_once(options: Sequence[dict[str, Any]]) -> None:
-    """Options of different channels: what each says alone is in the one error, and no more."""
-    with pytest.raises(ComposerError) as error:
-        loss_fn(**{name: x for one in options for name, x in one.items()})
-    alone = set[str]()
-    for one in options:
-        with pytest.raises(ComposerError) as single:
-            loss_fn(**one)
-        alone |= {*str(single.value).splitlines()}
-    assert {*str(error.value).splitlines()} == alone
-
-
 @pytest.mark.parametrize(
     ("options", "keys"),
     [
         ({"policy_weight": 0.0, "hint_weight": -1.0}, {"hint_weight"}),
         ({"policy_weight": 0.0, "hint_wight": 1.0}, {"hint_wight"}),
         ({"policy": "dr_grpoo", "max_length": 8.0}, {"policy"}),
-        ({"polcy": "opd", "policy_params": {"kl_coef": 1.0}}, {"polcy"}),
         ({"hint_teacher": "ema", "hint_weight": -1.0}, {"hint_teacher", "hint_weight"}),
         ({"learning_rate": 1.0, "policy_weight": -1.0}, {"learning_rate", "policy_weight"}),
     ],

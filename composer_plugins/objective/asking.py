@@ -1,0 +1,124 @@
+"""`ask`: the one way from a user's options to the losses that run, in every framework."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+from composer_plugins.config import ComposerConfig, scaled_hint, unlikely, what_to_set
+from composer_plugins.errors import ConfigError
+from composer_plugins.findings import Finding, Findings
+from composer_plugins.frameworks.contract import NOTHING, Framework
+from composer_plugins.losses.choosing import Choice, find_one
+from composer_plugins.losses.row import Kind, Loss
+from composer_plugins.objective.options import not_read
+
+
+class Asked(NamedTuple):
+    """The losses that a user's options ask for, checked; None for a channel without a weight."""
+
+    config: ComposerConfig
+    choice: Choice  # of the kind that was asked for: the policy loss, or the advantage
+    correction: Choice | None
+    hint: Choice | None
+    replay: Choice | None
+
+    @property
+    def learns_from_reference(self) -> bool:
+        """Whether the policy loss itself needs the log-probabilities of a reference or of a teacher."""
+        return not {"teacher_logprobs", "ref_logprobs"}.isdisjoint(self.choice.loss.needs)
+
+    @property
+    def needs_old(self) -> bool:
+        """Whether the policy loss needs old_logprobs."""
+        return "old_logprobs" in self.choice.loss.needs
+
+
+def ask(
+    framework: Framework,
+    ours: Mapping[str, Any],
+    moved: Mapping[str, Any] = NOTHING,
+    *,
+    kind: Kind = "policy",
+    name: str | None = None,
+    own: str = "",
+    defaults: Mapping[str, Any] = NOTHING,
+    model: type[ComposerConfig] = ComposerConfig,
+    at: str = "",
+    write: Callable[[str, Any], str] = lambda option, value: f"{option}={value!r}",
+) -> tuple[Asked | None, Findings]:
+    """What our options ask for in a framework, and all that is wrong or probably not meant.
+
+    `ours` are the options as the user has written them, which stand below the key `at` of the config, and
+    `moved` the framework's own that are not at the default of its installed config class. `name` is the loss
+    in a registered name (`composer/<name>`). `own` is the framework's own loss, beside which the user has to
+    name one of ours. `defaults` are the framework's defaults of our options, `model` the options that it has,
+    and `write` writes an option as the user does. The losses are None where an error leaves them open.
+    """
+    found, theirs, kept = Findings(), Findings(), dict(ours)
+    first: dict[str, Any] = {kind: own} if own else {}
+    registered: dict[str, Any] = {kind: name} if name else {}
+    values = {**first, **defaults, **registered, **kept}
+    loss = named(values, kind)
+    for option, (why, remedy) in framework.unavailable.items():
+        is_parameter = option not in model.model_fields and loss is not None and _sets(loss, option)
+        if option in kept and not is_parameter and (value := values.pop(option)) not in (None, False, 0, {}):
+            found.append(Finding("error", option, f"it is {value!r}, and {why}", remedy))
+    if own and kind not in ours:
+        remedy = f"name a loss: {write(kind, own)} is {framework.title}'s own"
+        found.append(Finding("error", kind, "it is not set", remedy))
+    if name and str(values[kind]).partition("@")[0] != name.partition("@")[0]:
+        problem = f"{values[kind]!r} contradicts the name composer/{name}"
+        found.append(
+            Finding("error", kind, problem, f"remove it, or write composer in place of composer/{name}")
+        )
+    params, asked = values.get(f"{kind}_params") or {}, None
+    if loss is not None and isinstance(params, Mapping):
+        theirs += not_read(framework, loss, params, moved, partial(write, f"{kind}_params"))
+    with found.collected():
+        asked = _chosen(model.parse(values, framework=framework), kind)
+        found += asked.config.without_effect(ours)
+        for choice in filter(None, asked[1:]):
+            with found.collected():
+                framework.require(choice)
+        found += _findings(asked) if kind == "policy" else ()
+        found += unlikely(asked.choice, given=params)
+    return asked, Findings([*theirs, *(one.under(at) if at else one for one in found)])
+
+
+def named(values: Mapping[str, Any], kind: Kind) -> Loss | None:
+    """The row of the loss that these options name; None for a wrong name, which the config refuses."""
+    name = values.get(kind, ComposerConfig.model_fields[kind].default)
+    with suppress(ConfigError):
+        return find_one(name.partition("@")[0], kind).loss if isinstance(name, str) else None
+    return None
+
+
+def _sets(loss: Loss, option: str) -> bool:
+    """Whether an option is a parameter of the loss, here or in another framework."""
+    return option in loss.parameters or bool(what_to_set(loss, option))
+
+
+def _chosen(config: ComposerConfig, kind: Kind) -> Asked:
+    """The losses of a config. Of an advantage nothing else is looked up."""
+    if kind == "advantage":
+        return Asked(config, config.choose_advantage(), None, None, None)
+    hint = config.choose_hint() if config.hint_weight else None
+    replay = config.choose_replay() if config.replay_weight else None
+    return Asked(config, config.choose_policy(), config.choose_rollout_correction(), hint, replay)
+
+
+def _findings(asked: Asked) -> Iterator[Finding]:
+    """Yield an error for each option that does not fit the policy, and what is probably not meant."""
+    config, policy = asked.config, asked.choice
+    if config.old_policy is not None and not asked.needs_old:
+        problem = f"policy {policy.name!r} takes no old_logprobs"
+        yield Finding("error", "old_policy", problem, "remove it")
+    has_ratio = "rollout_logprobs" in policy.loss.needs or config.old_policy == "rollout"
+    if asked.correction is not None and has_ratio:
+        problem = f"policy {policy.name!r} has the ratio of trainer to rollout already: it would count twice"
+        yield Finding("error", "rollout_correction", problem, "remove it, or use policy = 'reinforce'")
+    if config.hint_estimator == "advantage" and asked.learns_from_reference:
+        problem = f"policy {policy.name!r} takes no advantages: it learns from the reference itself"
+        yield Finding("error", "hint_estimator", problem, "remove it, or choose another policy")
+    yield from scaled_hint(config, policy)
