@@ -2,19 +2,16 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from string import Formatter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
-from composer_plugins.errors import ConfigError, did_you_mean, near, unknown
+from composer_plugins.errors import ConfigError, near, unknown
 from composer_plugins.findings import Finding, Findings, Severity, enforce
 from composer_plugins.losses import choosing
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Kind, Loss, of_kind
-
-if TYPE_CHECKING:
-    from composer_plugins.frameworks.contract import Framework
 
 # Options that only an estimator of ours reads.
 ADVANTAGE_OPTIONS = ("advantage", "advantage_params", "on_bad_reward")
@@ -65,19 +62,20 @@ class ComposerConfig(BaseModel):
         values: Mapping[str, Any],
         *,
         framework_loss: str | None = None,
-        framework: "Framework | None" = None,
+        unavailable: Collection[str] = (),
     ) -> "ComposerConfig":
         """`values` as a config; one ConfigError if anything is wrong, with all that is wrong in `others`.
 
-        `framework_loss` is the value of `policy` by which a framework keeps its own RL term ("trl"). For a
-        `framework` an option of another one is answered with its own.
+        `framework_loss` is the value of `policy` by which a framework keeps its own RL term ("trl"), and
+        `unavailable` are options that a framework does not have.
         """
         wrong, bad = Findings(), set[str]()
         try:
             config = cls.model_validate(dict(values))
         except ValidationError as error:
             policy = values.get("policy", cls.model_fields["policy"].default)
-            wrong += complaints(error, cls, policy, framework)
+            known = [name for name in cls.model_fields if name not in unavailable]
+            wrong += complaints(error, known, policy)
             bad = {str(one["loc"][0]) for one in error.errors()}
             config = cls.model_validate({name: x for name, x in values.items() if str(name) not in bad})
             bad |= {name for one in bad for name in near(one, cls.model_fields)}
@@ -207,34 +205,18 @@ class ComposerConfig(BaseModel):
                 yield Finding(severity, min(options), problem, f"set {weight}, or remove it")
 
 
-def complaints(
-    error: ValidationError,
-    model: type[BaseModel],
-    policy: object = None,
-    framework: "Framework | None" = None,
-) -> list[Finding]:
-    """Pydantic's complaints about the options of `model` as findings."""
-    return [Finding.from_error(_error(one, model, policy, framework)) for one in error.errors()]
+def complaints(error: ValidationError, known: Collection[str], policy: object = None) -> list[Finding]:
+    """Pydantic's complaints about options, of which these are known, as findings."""
+    return [Finding.from_error(_error(one, known, policy)) for one in error.errors()]
 
 
-def unknown_option(
-    name: str, known: Iterable[str], policy: object, framework: "Framework | None" = None
-) -> ConfigError:
-    """The error for an option that does not exist. It may be a parameter of `policy`, the policy by name.
-
-    Or it is another framework's name of an option of `framework`.
-    """
-    rows = of_kind(losses(), "policy")
-    row = rows.get(str(policy).partition("@")[0])
+def unknown_option(name: str, known: Iterable[str], policy: object) -> ConfigError:
+    """The error for an option that does not exist. It may be a parameter of `policy`, the policy by name."""
+    row = of_kind(losses(), "policy").get(str(policy).partition("@")[0])
     if row is not None:
         own = f"set {name} in policy_params" if name in row.parameters else ""
         if remedy := own or what_to_set(row, name, " in policy_params"):
             return ConfigError(name, f"it is a parameter of policy {row.name!r}", remedy)
-    if framework is not None:
-        from composer_plugins.frameworks.registry import counterpart  # loads the table of every framework
-
-        if theirs := counterpart(framework, name, rows["ppo"]):
-            return ConfigError(name, f"unknown option {name!r}", did_you_mean([theirs]))
     return unknown(name, name, known, noun="option", completes=False)
 
 
@@ -294,16 +276,10 @@ def scaled_hint(config: ComposerConfig, policy: Choice) -> Iterator[Finding]:
     yield Finding("warning", "hint_weight", problem, remedy)
 
 
-def _error(
-    complaint: Mapping[str, Any],
-    model: type[BaseModel],
-    policy: object,
-    framework: "Framework | None",
-) -> ConfigError:
+def _error(complaint: Mapping[str, Any], known: Collection[str], policy: object) -> ConfigError:
     key = ".".join(map(str, complaint["loc"]))
     if complaint["type"] == "extra_forbidden":
-        known = [one for one in model.model_fields if framework is None or one not in framework.unavailable]
-        return unknown_option(key, known, policy, framework)
+        return unknown_option(key, known, policy)
     if complaint["type"] == "literal_error":
         choices = [c.strip("'") for c in complaint["ctx"]["expected"].replace(" or ", ", ").split(", ")]
         return unknown(key, str(complaint["input"]), choices, noun="value")

@@ -74,13 +74,7 @@ def unknown_option(name: str, known: Iterable[str], given: Mapping[str, Any]) ->
     if name in SINCE:
         problem = f"the installed TRL {upstream.VERSION} does not have it"
         return ConfigError(name, problem, f"install trl {SINCE[name]} or newer, or remove it")
-    from composer_plugins.frameworks.registry import counterpart  # loads the table of every framework
-
-    clipped = of_kind(losses(), "policy")["ppo"]
-    if given.get("loss_type") == "cispo" and counterpart(TRL, name, clipped) == "epsilon_high":
-        remedy = f"set epsilon_high to 1 + {name}, because TRL's cispo caps the ratio at epsilon_high itself"
-        return ConfigError(name, f"unknown option {name!r}", remedy)
-    return config.unknown_option(name, known, given.get("policy"), TRL)
+    return config.unknown_option(name, known, given.get("policy"))
 
 
 def option(default: Any, help: str) -> Any:
@@ -344,7 +338,7 @@ class ComposerGRPOConfig(GRPOConfig):
         try:
             options = RolloutOptions.model_validate(values)
         except ValidationError as error:
-            raise error_of(complaints(error, RolloutOptions)) from None
+            raise error_of(complaints(error, RolloutOptions.model_fields)) from None
         options.check()
         if self.hint_source == "successful_rollout":
             return SuccessfulRollouts(options)

@@ -167,8 +167,6 @@ class Framework:
     tables: Mapping[Kind, str] = field(default_factory=dict)  # by kind, where its options stand: "algorithm"
     # Other names of parameters: of its other trainers, its functions, its earlier releases.
     names: Mapping[str, tuple[Sets, ...]] = field(default_factory=dict)
-    # Its option by the name that other frameworks have for it, where that sets no parameter of a loss.
-    elsewhere: Mapping[str, str] = field(default_factory=dict)
     # By kind of loss, the inputs that a loss can be called with.
     provides: Mapping[Kind, frozenset[str]] = field(default_factory=dict)
     # By kind, why a statistic of the whole batch is not available: "TRL cuts the batch into micro-batches".

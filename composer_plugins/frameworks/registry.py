@@ -83,11 +83,3 @@ def called(loss: Loss) -> dict[str, list[str]]:
         for own, conversion in sets.items():
             found.setdefault(own, []).append(conversion.formula(name))
     return found
-
-
-def counterpart(framework: Framework, name: str, loss: Loss) -> str | None:
-    """The option of `framework` that sets what another framework, or this loss, calls `name`, and no more."""
-    wanted = {*other_names(loss).get(name, ()), *({name} & {*loss.parameters})}
-    options = {one.key: {*contract.parameters_of(one.sets, loss)} for one in framework.options_of(loss.kind)}
-    having = [key for key, sets in options.items() if wanted and wanted == sets]
-    return having[0] if having else framework.elsewhere.get(name)

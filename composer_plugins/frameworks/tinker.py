@@ -89,13 +89,6 @@ TINKER = Framework(
         ("policy", "divergence", "preference", "correction"),
         "a step of Tinker may be cut into several calls",
     ),
-    elsewhere={
-        **dict.fromkeys(("loss_fn", "loss", "policy_loss", "policy_loss_type"), "policy"),
-        **dict.fromkeys(("loss_agg_mode", "loss_reduction", "reduction", "mode"), "denominator"),
-        **dict.fromkeys(("max_tokens", "max_completion_length"), "max_length"),
-        "loss_fn_config": "policy_params",
-        "num_substeps": "calls_per_step",
-    },
     names={
         "clip_low_threshold": (Sets(("clip_low",), BY_RATIO, ONE_MINUS),),
         "clip_high_threshold": (Sets(("clip_high",), BY_RATIO, MINUS_ONE),),

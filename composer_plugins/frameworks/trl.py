@@ -433,11 +433,6 @@ TRL = Framework(
     denominators={name: mode for name, (_, _, mode) in LOSS_TYPES.items()},
     options=OPTIONS,
     names=NAMES,
-    elsewhere={
-        **dict.fromkeys(("kl_coef", "kl_loss_coef", "init_kl_coef"), "beta"),
-        "entropy_coeff": "entropy_coef",
-        "loss_agg_mode": "loss_type",
-    },
     provides={
         "policy": frozenset({"logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"}),
         "divergence": frozenset(

@@ -76,7 +76,7 @@ def ask(
     if loss is not None and isinstance(params, Mapping):
         theirs += not_read(framework, loss, params, moved, partial(write, f"{kind}_params"))
     with found.collected():
-        asked = _chosen(model.parse(values, framework=framework), kind)
+        asked = _chosen(model.parse(values, unavailable=framework.unavailable), kind)
         found += asked.config.without_effect(ours)
         for choice in filter(None, asked[1:]):
             with found.collected():

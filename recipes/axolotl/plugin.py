@@ -19,7 +19,6 @@ from pydantic import BaseModel
 
 from composer_plugins.config import unknown_option
 from composer_plugins.errors import ConfigError
-from composer_plugins.frameworks.trl import TRL
 
 TRAINER = "composer_plugins.recipes.axolotl.trainer.ComposerAxolotlTrainer"
 
@@ -67,7 +66,7 @@ class ComposerPlugin(BasePlugin):
                 problem = "it is an option of TRL, and composer has only those of the composer loss"
                 raise ConfigError(f"composer.{name}", problem, "move it below the key trl")
             if name not in OWN:
-                error = unknown_option(name, OWN, cfg.composer.get("policy"), TRL)
+                error = unknown_option(name, OWN, cfg.composer.get("policy"))
                 raise error.under("composer")
         chosen = get_cls_from_module_str(cfg.trainer_cls) if cfg.trainer_cls else None
         if chosen is None or not issubclass(chosen, ComposerLossMixin):

@@ -131,7 +131,7 @@ def _teacher(entry: Any, key: str) -> Teacher:
 def _explained(error: ValidationError) -> ConfigError:
     missing = [str(one["loc"][0]) for one in error.errors() if one["type"] == "missing"]
     if not missing:
-        return error_of(complaints(error, Teacher))
+        return error_of(complaints(error, Teacher.model_fields))
     if missing[0].startswith("usd_"):
         problem = "there is no price"
         remedy = "write USD per million tokens, and 0 for a local server"

@@ -98,8 +98,6 @@ KNOWN = (
     [
         ("learning_rate", KNOWN),
         ("group_size", KNOWN),
-        ("loss_fn", "did you mean 'policy'?"),
-        ("loss_agg_mode", "did you mean 'denominator'?"),
         ("loss_type", "set policy and denominator"),
         ("beta", "set replay_params={'beta': ...} for DPO, or policy='opd' for a KL to a teacher"),
         ("kl_penalty_coef", "loss_fn adds no KL term to the policy"),
