@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from composer_plugins.adapters.prime_rl_plugin.upstream import REFERENCE, STREAMS, WEIGHTS, generation_of
+from composer_plugins.adapters.prime_rl_plugin.upstream import REFERENCE, STREAMS, WEIGHTS, require
 from composer_plugins.calling_convention import Called, Convention, Counts, Function, checked_pair
 from composer_plugins.frameworks.prime_rl import NEWEST_TESTED
 
@@ -62,7 +62,7 @@ def of_version(function: Function, version: str | None) -> Convention:
 
     A function whose annotation names a LossInputs of its own gets that class.
     """
-    generation_of(version)
+    require(version)
     own = own_class(function)
     inputs = own or LossInputs
     optional = ("ref_logprobs", *(["log_weights"] if WEIGHTS in inputs.__dataclass_fields__ else []))

@@ -34,7 +34,10 @@ class Masks(NamedTuple):
     replay: Tensor | None
 
 
-PATIENCE = 200  # calls, after which references that were asked for and did not come are missed
+# So many sequences without a stamped token are too many: they are most of a global batch, or several, so that
+# an environment which stamps a part of its completions has stamped one, and they are still the first steps.
+PATIENCE = 200
+WHAT = "a reference log-probability", "the mark of a pair"  # that a token of a hint and of a pair has
 
 
 class ChannelsLoss:
@@ -46,21 +49,18 @@ class ChannelsLoss:
         # The ratio of trainer to rollout is logged for every policy, without "policy/".
         self.reported = ("ratio",) if "rollout_logprobs" in channels.policy.loss.needs else ()
         self.checked: set[tuple[bool, bool]] = set()  # with a reference or not, with weights or not
-        # What asks for references, in words, until one has come; and the calls so far.
-        reads_reference = channels.requested.any
-        self.awaited, self.calls = reads_reference, 0
-        self.stamped = Flags()
+        self.calls = 0
+        # By call, until `PATIENCE`: whether there is a token with a hint and one of a pair, on the device.
+        self.stamped = list[Tensor]()
         # None where no channel reads the reference, which PRIME-RL may then fill as it likes.
-        self.positive: Flags | None = Flags() if reads_reference else None
-        self.in_part: Flags | None = Flags() if reads_reference else None
+        self.positive: Flags | None = Flags() if any(channels.stamped) else None
+        self.in_part: Flags | None = Flags() if any(channels.stamped) else None
         self.differing = Flags() if channels.policy.loss.per_sequence else None
 
     def __call__(self, inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum over the unmasked tokens of one sequence, and its metrics."""
         s = upstream.streams(inputs)
         self._check(inputs, s)
-        if self.awaited:
-            self._wait(s)
         if (
             self.positive
             and s.reference is not None
@@ -68,6 +68,8 @@ class ChannelsLoss:
         ):
             raise positive_logprob("ref_logprobs", "a positive number")
         masks = _masks(s)
+        if any(self.channels.stamped) and self.calls < PATIENCE:
+            self._count(masks)
         if self.in_part and masks.hint is not None and s.mask.shape[-1] >= RUN:
             self._warn_of_parts(self.in_part, s.reference, masks.hint)
         if self.differing and self.differing.any(differ_by_token(s.advantages, masks.policy)):
@@ -97,22 +99,16 @@ class ChannelsLoss:
         upstream.check_streams(s)
         self.checked.add(kind)
 
-    def _wait(self, s: upstream.Streams) -> None:
-        """Warn once if no call of the first `PATIENCE` had a reference that was asked for.
-
-        PRIME-RL passes references to all sequences of a micro-batch as soon as one of them has any, and its
-        packing writes 0.0 at the tokens of the others.
-        """
+    def _count(self, masks: Masks) -> None:
+        """Warn once of each channel without a token in the first `PATIENCE` calls; the last of them waits."""
         self.calls += 1
-        if s.reference is not None and self.stamped.any(has_reference(s.reference, s.mask)):
-            self.awaited = ""
-        elif self.calls == PATIENCE:
-            option = self.awaited.partition(" = ")[0] if " = " in self.awaited else "policy"
-            problem = f"{self.awaited} is set, and no reference log-probability came with the first "
-            problem += f"{PATIENCE} sequences"
-            remedy = "run composer-plugins doctor on rl.toml, and see that the environment stamps its samples"
-            enforce([Finding("warning", f"{TABLE}.{option}", problem, remedy)])
-            self.awaited = ""
+        if masks.hint is not None and masks.replay is not None:
+            self.stamped.append(torch.stack((masks.hint.any(), masks.replay.any())))
+        if self.calls == PATIENCE:
+            came = torch.stack(self.stamped).any(0).tolist() if self.stamped else (False, False)
+            self.stamped.clear()
+            given = zip(self.channels.stamped, WHAT, came, strict=True)
+            enforce(_missed(option, what) for option, what, has in given if option and not has)
 
     def _warn_of_parts(self, flags: Flags, reference: Tensor | None, mask: Tensor) -> None:
         """Warn once of a sequence of which some tokens have a reference, and neighbouring ones have 0.0."""
@@ -185,6 +181,16 @@ class ChannelsLoss:
         sides = averages.trust_region(policy.metrics, kl)
         averages.of_kernel(policy.metrics, (*sides, *self.reported))
         return averages.computed(excess)
+
+
+def _missed(option: str, what: str) -> Finding:
+    """The warning for an option, "hint_weight = 0.1", that asks for tokens which did not come."""
+    problem = f"{option} is set, and no token of the first {PATIENCE} sequences had {what}"
+    remedy = (
+        "stamp the completions in the environment, and set [orchestrator.train] filter_zero_advantages = "
+    )
+    remedy += "false, or PRIME-RL drops groups of equal rewards with their stamps"
+    return Finding("warning", f"{TABLE}.{option.split()[0]}", problem, remedy)
 
 
 def _masks(s: upstream.Streams) -> Masks:

@@ -1,13 +1,12 @@
 """`[trainer.loss.kwargs]` parsed and checked, and what of it this PRIME-RL cannot run."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple
 
-from composer_plugins.config import ComposerConfig, at, scaled_hint, unlikely
-from composer_plugins.errors import ComposerError
+from composer_plugins.config import ComposerConfig, scaled_hint, unlikely
 from composer_plugins.findings import Finding, Findings, enforce, error_of
 from composer_plugins.frameworks.prime_rl import (
+    COMMIT,
     DECIDED_ELSEWHERE,
     DEFAULT_POLICY,
     GLOBAL_TOKENS,
@@ -15,8 +14,6 @@ from composer_plugins.frameworks.prime_rl import (
     NEWEST_TESTED,
     PRIME_RL,
 )
-from composer_plugins.losses.choosing import find_one
-from composer_plugins.losses.row import Loss
 from composer_plugins.objective import channels
 from composer_plugins.objective.rules import sum_over_tokens
 
@@ -58,39 +55,18 @@ PRESETS = {
 }
 
 
-class Requested(NamedTuple):
-    """The channels that are asked for: "hint_weight = 0.1", the option that asks; "" if none does."""
-
-    hint: str
-    replay: str
-
-    @property
-    def any(self) -> str:
-        """Both in one phrase, for a message."""
-        return " and ".join(filter(None, self))
-
-
 class Channels(channels.Channels):
     """What `[trainer.loss.kwargs]` asks for, checked."""
 
     @property
-    def requested(self) -> Requested:
-        """The channels that need more than advantages."""
-        hint, replay = requested(self.config.model_dump())
-        by_policy = f"policy {self.policy.name!r}" if self.learns_from_reference else ""
-        return Requested(hint or by_policy, replay)
-
-
-def requested(options: Mapping[str, Any]) -> Requested:
-    """The channels by their weights, whatever else may be wrong with the options."""
-
-    def phrase(name: str) -> str:
-        value = options.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
-            return f"{name} = {value:g}"
-        return ""
-
-    return Requested(phrase("hint_weight"), phrase("replay_weight"))
+    def stamped(self) -> tuple[str, str]:
+        """What asks for stamps of hints and of pairs, "hint_weight = 0.1"; "" where nothing does."""
+        hint, replay = self.config.hint_weight, self.config.replay_weight
+        by_policy = f"policy = {self.policy.name!r}" if self.learns_from_reference else ""
+        return (
+            f"hint_weight = {hint:g}" if hint else by_policy,
+            f"replay_weight = {replay:g}" if replay else "",
+        )
 
 
 def parse(kwargs: Mapping[str, Any], function: str = "loss_fn", key: str = TABLE) -> Channels:
@@ -103,17 +79,11 @@ def parse(kwargs: Mapping[str, Any], function: str = "loss_fn", key: str = TABLE
 
 def _parse(kwargs: Mapping[str, Any], function: str) -> Channels:
     fixed = PRESETS[function].options if function in PRESETS else {}
-    defaults = {**DEFAULTS, **fixed}
-    wrong, of_config = Findings(_chosen_already(function, fixed, kwargs)), Findings()
-    unknown = {name: x for name, x in kwargs.items() if name not in ComposerConfig.model_fields}
-    wrong += _explained(unknown, "", defaults, kwargs)
+    wrong = Findings(_chosen_already(function, fixed, kwargs))
     rest = {name: x for name, x in kwargs.items() if name not in {one.key for one in wrong}}
-    with of_config.collected():
-        config = ComposerConfig.parse({**defaults, **rest})
-    of_params = [one.key for one in of_config if one.key.startswith("policy_params.")]
-    refused = {key.partition(".")[2]: at(kwargs, key) for key in of_params}
-    wrong += _explained(refused, "policy_params.", defaults, kwargs)
-    enforce([*wrong, *of_config])
+    with wrong.collected():
+        config = ComposerConfig.parse({**DEFAULTS, **fixed, **rest})
+    enforce(wrong)
     chosen, found = channels.chosen(PRIME_RL, config, kwargs)
     enforce([*found, *_contradictions(chosen)])
     return Channels(*chosen)
@@ -139,31 +109,6 @@ def _chosen_already(function: str, fixed: Mapping[str, Any], kwargs: Mapping[str
             yield _error(option, problem, f"remove it, or set import_path = {MODULE + '.loss_fn'!r}")
         else:
             yield from channels.decided_elsewhere([option], DECIDED_ELSEWHERE)
-
-
-def _explained(
-    unknown: Mapping[str, Any], above: str, defaults: Mapping[str, Any], kwargs: Mapping[str, Any]
-) -> Iterator[Finding]:
-    """Yield an error for each option of the policy or of PRIME-RL's own losses, with its place here."""
-    if not unknown:
-        return
-    from composer_plugins.adapters.prime_rl_plugin.own_losses import (
-        advice,
-    )  # which a right config never needs
-
-    chosen = chosen_policy(defaults, kwargs)
-    for name, value in unknown.items():
-        is_known = above and (chosen is None or name in chosen.parameters)
-        if not is_known and (found := advice(name, value, chosen)):
-            yield _error(f"{above}{name}", *found)
-
-
-def chosen_policy(defaults: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Loss | None:
-    """The row of the policy that is named, whatever else may be wrong; None for a wrong name."""
-    name = kwargs.get("policy", defaults["policy"])
-    with suppress(ComposerError):
-        return find_one(name.partition("@")[0], "policy").loss if isinstance(name, str) else None
-    return None
 
 
 def findings(channels: Channels, key: str = TABLE) -> Iterator[Finding]:
@@ -195,6 +140,6 @@ def newer_than_tested(is_newer: bool) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "prime-rl",
-            f"it is newer than the newest that was tested, {NEWEST_TESTED} (commit 559b447)",
+            f"it is newer than the newest that was tested, {NEWEST_TESTED} (commit {COMMIT})",
             "compare its first steps with a run of its own loss, or install a tested version",
         )

@@ -11,16 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.frameworks.prime_rl import (
-    DEFAULT_LOSS,
-    FEATURES,
-    NEWEST_TESTED,
-    OLDEST,
-    TESTED,
-    V0_8,
-    VERIFIERS_SINCE,
-    Generation,
-)
+from composer_plugins.frameworks.prime_rl import COMMIT, NEWEST_TESTED, NODES_SINCE, OLDEST
 from composer_plugins.losses.inputs import LARGEST_LOGPROB, positive_logprob
 
 if TYPE_CHECKING:  # the doctor loads no torch
@@ -32,9 +23,16 @@ DISTRIBUTION = "prime-rl"
 # What its own losses report, here under the same names.
 METRICS = frozenset({"mismatch_kl", "masked_mismatch_kl", "unmasked_mismatch_kl"})
 METRICS |= {"is_masked", "is_masked_low", "is_masked_high"}
-# What `doctor/probe.py` is given to find the installed release: distribution, package, files and strings.
-INSTALLATION = (DISTRIBUTION, "prime_rl", FEATURES)
 LOSSES = "prime_rl.trainer.rl.loss"  # the module with its losses and LossInputs
+# Everything after v0.8.0 says 0.8.0 in its metadata. A function that the tested releases have in that module,
+# and that later ones have not.
+DEFAULT_LOSS = "default_loss_fn"
+# What `doctor/probe.py` is given to find the installed release: distribution, package, file and word.
+INSTALLATION = (DISTRIBUTION, "prime_rl", "trainer/rl/loss.py", DEFAULT_LOSS)
+# Its classes of an rl.toml and of a trainer's own file.
+RL_CONFIG = ("prime_rl.configs.rl", "RLConfig")
+TRAINER_CONFIG = ("prime_rl.configs.trainer", "TrainerConfig")
+VERIFIERS_SINCE = "commit 4bcb48e55 of August 2026"  # the first verifiers whose nodes carry a stamp
 
 
 def installed() -> str | None:
@@ -51,35 +49,23 @@ def older(release: str) -> ConfigError:
     return ConfigError("prime-rl", problem, f"install v{OLDEST} or newer")
 
 
-def generation_of(release: str | None) -> Generation:
-    """The generation of a release by its number; the newest tested if it is None, or newer than that."""
-    if release is None or release == "559b447":
-        return TESTED
-    number = _number(release)
-    if number < _number(OLDEST):
-        raise older(release)
-    return V0_8 if number < _number(TESTED.since) else TESTED
+def require(release: str | None) -> None:
+    """Raise ConfigError for a release before the oldest one that is tested; None is the newest tested."""
+    if release not in (None, COMMIT) and _number(str(release)) < _number(OLDEST):
+        raise older(str(release))
 
 
 def is_newer(release: str | None) -> bool:
     """Whether a release is newer than the newest that was tested."""
-    return release not in (None, "559b447") and _number(str(release)) > _number(NEWEST_TESTED)
-
-
-def generation_by_features(found: Sequence[bool | None]) -> Generation | None:
-    """The generation whose strings the probe found in the source; None if there is no source.
-
-    `found` says for each of `FEATURES` whether the file has the string, and None for an absent file.
-    """
-    if None in found:
-        return None
-    return TESTED if found[0] else V0_8
+    return release not in (None, COMMIT) and _number(str(release)) > _number(NEWEST_TESTED)
 
 
 def _number(release: str) -> tuple[float, ...]:
     found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:\.?dev(\d+))?", release)
     if found is None:
-        raise ConfigError("--version", f"{release!r} is not a version", "write 0.8.0, 0.8.1.dev52 or 559b447")
+        raise ConfigError(
+            "--version", f"{release!r} is not a version", f"write 0.8.0, 0.8.1.dev52 or {COMMIT}"
+        )
     major, minor, patch, dev = found.groups()
     return int(major), int(minor), int(patch or 0), float(dev or "inf") if patch else 0.0
 
@@ -139,11 +125,8 @@ def check_streams(found: Streams) -> None:
 
 
 def check_release(inputs: Any) -> bool:
-    """Whether the PRIME-RL that made these LossInputs is newer than tested; ConfigError if it is older.
-
-    Everything after v0.8.0 says 0.8.0 in its metadata, so a newer one is told by its module of losses.
-    """
-    generation_of(release := installed())
+    """Whether the PRIME-RL that made these LossInputs is newer than tested; ConfigError if it is older."""
+    require(release := installed())
     if not hasattr(inputs, WEIGHTS):
         raise older(release or f"whose LossInputs has no {WEIGHTS}")
     is_theirs = type(inputs).__module__ == LOSSES
@@ -191,7 +174,7 @@ def check_node_type(node_type: type) -> None:
         raise ConfigError(
             node_type.__name__,
             f"there is no {' and no '.join(absent)}, which verifiers has since {VERIFIERS_SINCE}, and which "
-            f"PRIME-RL passes on since {TESTED.since}",
+            f"PRIME-RL passes on since {NODES_SINCE}",
             "upgrade, or with PRIME-RL 0.8 use stored_stamps.echo_filter",
         )
 

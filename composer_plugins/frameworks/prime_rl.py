@@ -3,32 +3,14 @@
 PRIME-RL has no options for every loss: each `type` in [trainer.loss] has its own, with its own defaults.
 """
 
-from typing import NamedTuple
-
 from composer_plugins.frameworks.contract import Framework, NamedLoss, Option, Sets
 
 # --- Releases ------------------------------------------------------------------------------------------
 
-
-class Generation(NamedTuple):
-    """Successive releases of PRIME-RL in which the same part carries a stamp to the loss."""
-
-    since: str
-    stamps: str  # what fills the reference log-probabilities and the weights
-
-
-ECHO, NODE = "echo filter", "verifiers node"
-V0_8, TESTED = Generation("0.8.0", ECHO), Generation("0.8.1.dev52", NODE)
-OLDEST, NEWEST_TESTED = V0_8.since, "0.8.1.dev67"  # the tag of commit 559b447
-# The first verifiers whose nodes carry a stamp.
-VERIFIERS_SINCE = "commit 4bcb48e55 of August 2026"
+OLDEST, NEWEST_TESTED, COMMIT = "0.8.0", "0.8.1.dev67", "559b447"  # the commit is the newest that was tested
+NODES_SINCE = "0.8.1.dev52"  # which sends the stamps of verifiers' nodes to the loss
 GLOBAL_TOKENS = "the tokens of the global batch"  # what the trainer divides the sum of a loss by
 MODE = "token-mean"  # which that is
-
-# Files of PRIME-RL's package, and strings in them that tell its release. Its metadata do not: everything
-# after v0.8.0 says 0.8.0.
-_LOSS, DEFAULT_LOSS = "trainer/rl/loss.py", "default_loss_fn"  # a function that the tested releases have
-FEATURES = (("orchestrator/trajectories.py", "loss_weights"), (_LOSS, DEFAULT_LOSS))
 
 # --- Its losses ----------------------------------------------------------------------------------------
 

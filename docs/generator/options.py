@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from composer_plugins.adapters.prime_rl_plugin.own_losses import PARAMS, inline, policy
+from composer_plugins.adapters.prime_rl_plugin.migration import inline
 from composer_plugins.frameworks import contract, verl
 from composer_plugins.frameworks.contract import NamedLoss, Option
 from composer_plugins.frameworks.prime_rl import PRIME_RL
 from composer_plugins.frameworks.registry import called
 from composer_plugins.frameworks.trl import LOSS_OPTIONS, OF_MODES, TRL
 from composer_plugins.frameworks.verl import VERL
-from composer_plugins.losses.choosing import Choice
+from composer_plugins.losses.choosing import Choice, find_one
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Loss, Parameter, of_kind
 from docs.generator.markdown import table
@@ -182,5 +182,6 @@ def of_prime_rl() -> str:
 
 def _set_by(own: NamedLoss, option: Option) -> str:
     """What the option sets here."""
-    found = ", ".join(f"`{PARAMS}.{name}`" for name in contract.parameters_of(option.sets, policy(own).loss))
+    loss = find_one(own.row, "policy").loss
+    found = ", ".join(f"`policy_params.{name}`" for name in contract.parameters_of(option.sets, loss))
     return "; ".join(filter(None, (found, option.remark)))

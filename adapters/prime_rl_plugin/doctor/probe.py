@@ -8,8 +8,6 @@ import copy
 import importlib
 import json
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,79 +19,21 @@ def complaint(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def package() -> str:
-    """Why composer_plugins cannot be imported; "" if it can."""
-    try:
-        importlib.import_module("composer_plugins.errors")
-    except BaseException as error:
-        return complaint(error)
-    return ""
-
-
-def only_here(modules: list[str]) -> dict[str, str]:
-    """Which of the modules can be imported from the working directory only, each with this directory.
-
-    A program that is given as `-c` has the working directory as "" on its path. PRIME-RL's trainer starts
-    somewhere else.
-    """
-
-    def present() -> set[str]:
-        found = set[str]()
-        for one in modules:
-            with suppress(ImportError, ValueError):  # of a name that is none
-                found |= {one} if find_spec(one) is not None else set()
-        return found
-
-    everything, here = list(sys.path), present()
-    sys.path[:] = [folder for folder in everything if folder]
-    try:
-        return dict.fromkeys(sorted(here - present()), str(Path.cwd()))
-    finally:
-        sys.path[:] = everything
-
-
-def loss(path: str) -> list[Any] | None:
-    """What is wrong with an import path, as [stage, detail]; None if it is a function.
+def loss(path: str) -> str | None:
+    """Python's complaint about an import path; None if it names a function.
 
     PRIME-RL takes what stands after the last dot for an attribute, and the rest for a module.
     """
-    module_name, _, name = path.rpartition(".")
+    module, _, name = path.rpartition(".")
     try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        missing = str(error.name)
-        if not (module_name + ".").startswith(missing + "."):
-            return ["fails", complaint(error)]
-        parent = missing.rpartition(".")[0]
-        inside = hasattr(sys.modules.get(parent), missing.rpartition(".")[2])
-        return ["inside", missing] if inside else ["module", missing]
+        found = getattr(importlib.import_module(module), name)
     except BaseException as error:
-        return ["fails", complaint(error)]
-    if not hasattr(module, name):
-        return ["attribute", sorted(one for one in vars(module) if not one.startswith("_"))]
-    return None if callable(getattr(module, name)) else ["callable", type(getattr(module, name)).__name__]
+        return complaint(error)
+    return None if callable(found) else f"it is not a function, but of type {type(found).__name__}"
 
 
-def words(plugin: str, wanted: list[str]) -> list[str] | None:
-    """Which of the wanted words the source of a verifiers plugin has; None if it is not installed."""
-    name = plugin.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
-    try:
-        spec = find_spec(name)
-    except BaseException:  # of "a.b", a is imported
-        return None
-    if spec is None:
-        return None
-    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-    files = [file for folder in folders for file in folder.rglob("*.py")] or [Path(spec.origin or "")]
-    text = "\n".join(file.read_text(errors="replace") for file in files if file.is_file())
-    return sorted({word for word in wanted if word in text})
-
-
-def release(distribution: str, package: str, features: Sequence[tuple[str, str]]) -> list[Any]:
-    """The version of PRIME-RL by its metadata, and for each file of its package whether it has a string.
-
-    None stands for a file that is not there. All of them are None where the package cannot be found.
-    """
+def release(distribution: str, package: str, file: str, word: str) -> list[Any]:
+    """The version of PRIME-RL by its metadata, and whether it is a later one, whose file lacks the word."""
     try:
         number = version(distribution)
     except PackageNotFoundError:
@@ -102,17 +42,13 @@ def release(distribution: str, package: str, features: Sequence[tuple[str, str]]
         spec = find_spec(package)
     except BaseException:
         spec = None
-    folders = [Path(one) for one in (spec.submodule_search_locations or ())] if spec else []
-
-    def has(name: str, word: str) -> bool | None:
-        files = [folder / name for folder in folders if (folder / name).is_file()]
-        return any(word in file.read_text(errors="replace") for file in files) if files else None
-
-    return [number, [has(*feature) for feature in features]]
+    found = [Path(one, file) for one in (spec.submodule_search_locations or ())] if spec else []
+    texts = [one.read_text(errors="replace") for one in found if one.is_file()]
+    return [number, bool(texts) and not any(word in text for text in texts)]
 
 
-def rejected(module: str, name: str, config: dict[str, Any]) -> list[list[Any]] | None:
-    """What PRIME-RL's own class of the config rejects, as [[key, message, whether the key is missing]].
+def rejected(module: str, name: str, config: dict[str, Any]) -> list[list[str]] | None:
+    """What PRIME-RL's own class of the config rejects, as [[key, message]].
 
     None if the class cannot be imported.
     """
@@ -123,9 +59,9 @@ def rejected(module: str, name: str, config: dict[str, Any]) -> list[list[Any]] 
     try:
         validate(copy.deepcopy(config))
     except BaseException as error:
-        errors: list[dict[str, Any]] = [{"loc": (), "msg": complaint(error), "type": ""}]
+        errors: list[dict[str, Any]] = [{"loc": (), "msg": complaint(error)}]
         errors = error.errors() if hasattr(error, "errors") else errors
-        return [[written(one["loc"], config), one["msg"], one["type"] == "missing"] for one in errors]
+        return [[written(one["loc"], config), one["msg"]] for one in errors]
     return []
 
 
@@ -146,11 +82,8 @@ if __name__ == "__main__":
     answer, question = sys.argv[1], json.loads(sys.argv[2])
     path = question["import_path"]
     facts = {
-        "only_here": only_here(question["modules"]),  # before anything is imported
         "prime_rl": release(*question["installation"]),
-        "package": package(),
-        "loss": loss(path) if path else None,
-        "plugins": {plugin: words(plugin, question["words"]) for plugin in question["plugins"]},
+        "loss": loss(path) if path is not None else None,
         "rejected": rejected(*question["config"]) if question["config"] else None,
     }
     print(answer + json.dumps(facts), flush=True)

@@ -1,6 +1,7 @@
 """PRIME-RL's own losses beside ours with type "custom", as a checkout of it computes both."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -8,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.prime_rl_plugin import own_losses
+from composer_plugins.adapters.prime_rl_plugin.migration import params_of
 from composer_plugins.conformance.claims import GRADIENT, Claim, Compared, Place
 from composer_plugins.conformance.prime_rl_claims.packs import Pack, drawn_inputs, packed
 from composer_plugins.conformance.prime_rl_claims.upstream import Upstream
+from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.contract import NamedLoss, Option
 from composer_plugins.frameworks.prime_rl import PRIME_RL
 from composer_plugins.testing.draws import Draw, flag
@@ -29,16 +31,22 @@ def given(own: NamedLoss, value_of: Callable[[Option, list[float]], float]) -> T
     for option in own.own:
         if isinstance(default := option.default, float):
             values = [default / 4, default**0.1, 50 * default] if default else [0.1, 0.5]
-            values = [x for x in values if not own_losses.refusal(own, option, x)]
-            table[option.key] = value_of(option, [default, *values])
+            table[option.key] = value_of(option, [default, *(x for x in values if has(own, {option.key: x}))])
     return table
+
+
+def has(own: NamedLoss, options: Table) -> bool:
+    """Whether our loss can have these values."""
+    with suppress(ConfigError):
+        params_of(own, options)
+        return True
+    return False
 
 
 def tables(own: NamedLoss, options: Table) -> tuple[Table, Table]:
     """`[trainer.loss]` of a loss with these options, and with ours by the kwargs of the framework's table."""
-    kwargs, differences = own_losses.kwargs_of(own, options)
-    assert not differences
-    ours = {"type": "custom", "import_path": OURS, "kwargs": {"policy": own.row} | kwargs}
+    kwargs = {"policy": own.row, "policy_params": params_of(own, options)}
+    ours = {"type": "custom", "import_path": OURS, "kwargs": kwargs}
     return {**own.options, **options}, ours
 
 

@@ -26,7 +26,6 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "print('noise')\nclass Loss:\n    def step(inputs): ...\ndef loss_fn(inputs): ...\nnumber = 3\n"
     )
     (folder / "pkg" / "broken.py").write_text("import not_there_at_all")
-    (folder / "my_env.py").write_text("def finalize(): stamp_reference()\nx = {'ref_kl': 1}")
     old = os.environ.get("PYTHONPATH")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), str(ROOT), old])))
     return folder

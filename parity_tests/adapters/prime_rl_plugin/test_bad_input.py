@@ -14,6 +14,7 @@ from composer_plugins.adapters.prime_rl_plugin import loss_fn, upstream
 from composer_plugins.adapters.prime_rl_plugin.loss import PATIENCE
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.findings import ComposerWarning
+from composer_plugins.frameworks.contract import NamedLoss
 from composer_plugins.frameworks.prime_rl import PRIME_RL
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, of_kind
@@ -100,7 +101,7 @@ def test_references_that_are_all_zero_are_missed() -> None:
     given = inputs(ref_logprobs=torch.zeros(3))
     for _ in range(PATIENCE - 1):
         loss_fn(given, hint_weight=0.1)
-    with pytest.warns(ComposerWarning, match="no reference log-probability came"):
+    with pytest.warns(ComposerWarning, match="no token of the first"):
         loss_fn(given, hint_weight=0.1)
 
 
@@ -125,7 +126,7 @@ def with_required(name: str, **kwargs: Any) -> dict[str, Any]:
 
 OLD = [name for name, row in POLICIES.items() if "old_logprobs" in row.needs and PRIME_RL.runs(row)]
 RATIO = "the ratio of {!r} to the old policy is 1 at every token"
-MISSED = f"kwargs.{{}}: .*no reference log-probability came with the first {PATIENCE} sequences"
+MISSED = f"kwargs.{{}}: .*no token of the first {PATIENCE} sequences had"
 REDUCED = "published with the reduction {}"
 ROLLOUT = {"old_policy": "rollout"}
 
@@ -152,9 +153,33 @@ def test_a_warning_comes_at_one_call(kwargs: dict[str, Any], call: int, said: st
     assert found == [call]
 
 
+@pytest.mark.parametrize("own", PRIME_RL.losses, ids=lambda own: own.row)
+@pytest.mark.parametrize("table", ["", "policy_params"])
+def test_an_option_of_prime_rls_own_loss_is_an_error_with_its_name_here(own: NamedLoss, table: str) -> None:
+    for option in own.own:
+        names, given = option.values(POLICIES[own.row.partition("@")[0]], 0.3), {option.key: 0.3}
+        if table and names == given:
+            continue
+        with pytest.raises(ConfigError) as error:
+            loss_fn(inputs(), policy=own.row, **({table: given} if table else given))
+        assert error.value.key.endswith(option.key) and all(name in error.value.remedy for name in names)
+        loss_fn(inputs(), policy=own.row, policy_params=names)
+
+
 @pytest.mark.parametrize("kwargs", [{}, {"policy": "dapo"} | ROLLOUT, {"policy": "dr_grpo@trl"} | ROLLOUT])
 def test_the_reduction_of_prime_rl_or_of_a_dialect_is_not_warned_of(kwargs: dict[str, Any]) -> None:
     loss_fn(inputs(), **kwargs)  # a warning is an error
+
+
+def test_each_channel_misses_its_own_tokens() -> None:
+    """A pair has the positive mark, which is no teacher's log-probability, and the other way round."""
+    kwargs = {"hint_weight": 0.1, "replay_weight": 1.0}
+    for reference, missed in ((1.0, "hint_weight = 0.1"), (-1.0, "replay_weight = 1 is")):
+        prime_rl_plugin._losses.clear()
+        with pytest.warns(ComposerWarning, match=missed) as caught:
+            for _ in range(PATIENCE):
+                loss_fn(inputs(ref_logprobs=torch.full((3,), reference)), **kwargs)
+        assert len(caught) == 1
 
 
 def test_one_reference_is_enough_and_without_a_channel_none_is_missed() -> None:

@@ -1,195 +1,105 @@
-"""`composer-plugins doctor` on PRIME-RL's TOML: sound files, versions, interpreters, the command.
+"""`composer-plugins doctor` on PRIME-RL's TOML: our loss, PRIME-RL's own classes, interpreters, the command.
 
-What it says of each mistake is recorded: test_mistakes.py.
+What it says of each mistake in our options is recorded: test_mistakes.py.
 """
 
 import ast
-import contextlib
 import json
 import os
 import subprocess
 import sys
 import tomllib
-from itertools import product
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from composer_plugins.adapters.prime_rl_plugin import doctor as prime_rl_doctor
-from composer_plugins.adapters.prime_rl_plugin import upstream
+from composer_plugins.adapters.prime_rl_plugin import doctor, upstream
+from composer_plugins.adapters.prime_rl_plugin.doctor import probe
 from composer_plugins.cli import app
+from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_live
+from composer_plugins.conformance.stubs import Empty
+from composer_plugins.diagnosis import Target
 from composer_plugins.errors import ConfigError
-from parity_tests.cases.prime_rl import (
-    ABSENT,
-    ECHO,
-    FUNCTION,
-    GRPO,
-    HINT,
-    HINTS,
-    LOGGED,
-    LOSS,
-    OFF,
-    PLAIN,
-    POLICY,
-    REPLAY,
-    SOUND,
-    STAMPS,
-    STORE,
-    aged,
-    edited,
-    examined,
-    facts,
-    find,
-)
-from parity_tests.cases.verl_config import changed
+from composer_plugins.findings import Finding
+from parity_tests.cases.prime_rl import FUNCTION, POLICY, SOUND, edited, examined
 from parity_tests.rigs.paths import ROOT
+from parity_tests.rigs.prime_rl_checkout import checkout, with_checkout
 
 RECIPES = sorted((ROOT / "recipes" / "prime_rl").glob("*.toml"))
-BARE = f"{HINT}\n => & {REPLAY}\n =>"  # without hint and pairs
-ON = f"{OFF} => filter_zero_advantages = true"
-GATE = 'curriculum.gates.easy = { type = "advantage_range", reject_min = 0.1, reject_max = 1.0 }'
-FOREIGN = f'{FUNCTION} => import_path = "json.dumps"'
-WITH_ECHO = f"{GRPO} => {ECHO} & + {LOGGED}"
 CUSTOM = '[trainer.loss]\ntype = "custom"\nimport_path = "{}"'
 
 
+def find(text: str, version: str | None = None, **given: Any) -> list[Finding]:
+    """The findings in a file of this text."""
+    return list(examined(text, version=version, **given).findings)
+
+
 @pytest.mark.parametrize(
-    ("edits", "version", "stamps"),
+    "edits",
     [
-        ("", None, STAMPS),
-        ("", None, ["stamp_from_store"]),
-        ("", None, ["loss_weights", "reference_logprobs"]),
-        (WITH_ECHO, "0.8.0", STAMPS),
-        (f'{GRPO} => {ECHO} & + [[orchestrator.post_batch_filters]]; type = "gibberish"', "0.8.0", STAMPS),
-        (f"{BARE} & {ON}", None, []),
-        (f"{BARE} & {ON}", "0.8.1.dev52", []),
-        (f"env.taskset => {GATE}; env.taskset", None, STAMPS),
-        (f"loss_fn => cispo & {POLICY} => policy_params.clip_high = 4.0", None, STAMPS),
-        # of a loss of somebody else's no kwargs are known
-        (f"{FOREIGN} & {HINT} => anything = [1, {{a = 2}}]", None, STAMPS),
-        (f"{FOREIGN} & {BARE}", None, STAMPS),
-        # stamps that may be of hints: a store's default kinds have both
-        (f"{WITH_ECHO} & {REPLAY} =>", "0.8.0", STAMPS),
-        (f'{WITH_ECHO} & {BARE} & {STORE} => {STORE}; filter.kwargs.kinds = ["reference"]', "0.8.0", STAMPS),
-        (f"{REPLAY} =>", None, ["stamp_reference", "stamp_from_store"]),
-        (f"{HINT} =>", None, [*STAMPS, "ref_kl"]),
+        "",
+        f"loss_fn => cispo & {POLICY} => policy_params.clip_high = 4.0",
+        f"{POLICY} => hint_weight = 0.1; replay_weight = 1",
+        f'{FUNCTION} => import_path = "json.dumps" & {POLICY} => anything = [1]',  # a loss of somebody else's
+        "[trainer.loss] => [trainer.model]; x = 1; [trainer.loss] & group_size => batch_sise = 3; group_size",
     ],
 )
-def test_nothing_is_found_where_all_is_sound(edits: str, version: str | None, stamps: list[str]) -> None:
-    assert find(aged(edited(edits), version), version, plugins={"my-env": stamps}) == []
+def test_nothing_is_found_where_our_loss_is_sound(edits: str) -> None:
+    assert find(edited(edits)) == []
 
 
-def test_a_loss_of_somebody_elses_does_not_need_this_package() -> None:
-    assert find(edited(FOREIGN), package="No module named 'composer_plugins'") == []
-
-
-def test_a_trainers_own_config_has_its_loss_at_the_top() -> None:
-    text = f"[loss]\n{LOSS}[loss.kwargs]\n"
-    assert find(text) == []
-    assert "; read as a trainer's own config" in examined(text).against
+def test_a_trainers_own_file_has_its_loss_at_the_top() -> None:
+    text = f'loss.type = "custom"\nloss.{FUNCTION}\nloss.kwargs.polcy = "cispo"'
+    assert [one.key for one in find(text)] == ["loss.kwargs.polcy"]
+    assert [one.key for one in find('loss.type = "ipo"')] == ["loss"]
 
 
 def test_several_files_are_merged_from_left_to_right() -> None:
-    over = "[orchestrator.train]\nfilter_zero_advantages = true\n[trainer.loss.kwargs]\nhint_weight = 0"
-    (found,) = examined(SOUND, over).findings
-    assert found.key == "orchestrator.train.filter_zero_advantages"
-    assert "replay_weight" in found.problem and "hint_weight" not in found.problem
-    assert examined(over, SOUND).findings == ()
+    over = "[trainer.loss.kwargs]\npolcy = 3"
+    assert [one.key for one in examined(SOUND, over).findings] == ["trainer.loss.kwargs.polcy"]
+    assert examined(over, SOUND.replace(POLICY, "polcy = 'None'")).findings[0].problem.startswith("unknown")
 
 
-def test_a_loss_of_the_catalogue_as_a_function_has_its_own_remedy() -> None:
-    (found,) = find(edited("loss_fn => ppo"), loss=["attribute", ["loss_fn", "dppo"]])
-    assert found.remedy.endswith('.loss_fn" and kwargs.policy = "ppo"')
+def test_a_loss_of_prime_rls_own_is_named() -> None:
+    for text in ("[trainer.optim]\nlr = 1e-6", '[trainer.loss]\ntype = "ipo"', "[orchestrator]"):
+        (found,) = find(text)
+        assert (found.severity, found.key) == ("warning", "trainer.loss")
+        assert "PRIME-RL trains with its own loss" in found.problem
 
 
-SHAPES = ("3", '""', "[]", '["custom"]', "[{a = 1}]", "{a = 1}", "true", "nan", '"\\u0000"', "1979-05-27")
-KEYS = (
-    "trainer trainer.loss.type trainer.loss.import_path trainer.loss.kwargs orchestrator orchestrator.algo "
-    "orchestrator.algo.type orchestrator.algo.filter orchestrator.algo.filter.import_path "
-    "orchestrator.algo.filter.kwargs orchestrator.algo.filter.kwargs.kinds orchestrator.training_mode "
-    "orchestrator.train orchestrator.train.source orchestrator.train.env orchestrator.env "
-    "orchestrator.train.filter_zero_advantages orchestrator.post_batch_filters orchestrator.buffer "
-    "orchestrator.teacher_model deployment deployment.num_teacher_gpus loss teacher_gpu_ids "
-    "orchestrator.group_size orchestrator.rollouts_per_example orchestrator.advantage "
-    "orchestrator.advantage.type orchestrator.algo.filter.kwargs.store optim slurm"
-)
-
-
-def test_a_value_of_any_type_is_a_finding_or_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    loads, one = tomllib.loads, dict[str, Any]()
-    shapes = [loads(f"x = {shape}")["x"] for shape in SHAPES]
-    monkeypatch.setattr(tomllib, "loads", lambda _: one)
-    inside = [f"trainer.loss.kwargs.{name}" for name in ("policy", "hint_weight", "hint_params", "clip")]
-    for key, shape in product([*KEYS.split(), *inside], shapes):
-        for version in ("0.8.0", None):
-            one = changed(loads(edited(f"{GRPO} => {ECHO}")), {key: shape})
-            with contextlib.suppress(ConfigError):
-                find("", version)
-
-
-RELEASES = {
-    "0.8.0": "0.8.0 v0.8.0 0.8.1.dev51",
-    "0.8.1.dev52": "0.8.1.dev52+gabc 0.8.1.dev67 559b447 0.8.1.dev68 0.8.1 0.9",
-}
-
-
-def test_each_release_has_the_contract_of_its_generation() -> None:
-    for since, releases in RELEASES.items():
-        assert {upstream.generation_of(one).since for one in releases.split()} == {since}
-    assert upstream.generation_of(None).since == "0.8.1.dev52"
+def test_a_file_without_any_of_its_tables_is_one_error() -> None:
+    for text in ("[project]\nname = 'x'", "group_size = 8\n[[env]]\nid = 'x'"):
+        with pytest.raises(ConfigError, match=r"FILE: the config has none of .*--orchestrator @ FILE"):
+            find(text)
 
 
 def test_the_version_that_is_given_wins_over_the_installed_one() -> None:
-    text = edited(f"{REPLAY} =>")
     with pytest.raises(ConfigError, match="PRIME-RL 0.6.0 is older than 0.8.0"):
-        find(text, None, prime_rl=["0.6.0", ABSENT])
-    assert find(text, "559b447", prime_rl=["0.6.0", ABSENT], plugins=HINTS) == []
+        find(SOUND, prime_rl=["0.6.0", False])
+    assert find(SOUND, "559b447", prime_rl=["0.6.0", True]) == []
+    with pytest.raises(ConfigError, match="--version: '' is not a version; write 0.8.0"):
+        find(SOUND, "")
 
 
-@pytest.mark.parametrize("version", ["0.9.0", "0.8.1"])
-def test_a_version_that_is_newer_than_tested_is_warned_of_and_a_hint_works_there(version: str) -> None:
-    (newer,) = find(edited(f"{REPLAY} =>"), version, plugins=HINTS)
+@pytest.mark.parametrize(("version", "is_later"), [("0.9.0", False), ("0.8.1", False), (None, True)])
+def test_a_version_that_is_newer_than_tested_is_warned_of(version: str | None, is_later: bool) -> None:
+    (newer,) = find(SOUND, version, prime_rl=["0.8.0", is_later])
     assert (newer.severity, newer.key) == ("warning", "prime-rl")
     assert "newer than the newest that was tested, 0.8.1.dev67 (commit 559b447)" in newer.problem
 
 
-LOSS_FILE, ROLLOUTS = "trainer/rl/loss.py", "orchestrator/trajectories.py"
-OWN, FORWARDS = {LOSS_FILE: "def default_loss_fn("}, {ROLLOUTS: "node.loss_weights"}
-# What is in the files of its package, and the generation with which it is compared.
-TREES = {
-    "0.8.0": ("0.8.0", OWN | {ROLLOUTS: "sample.rl_weights = None"}),
-    "559b447": ("0.8.1.dev52", OWN | FORWARDS),
-    "newer": ("0.8.1.dev52", {LOSS_FILE: "class IPOLoss"} | FORWARDS),
-}
-
-
-@pytest.mark.parametrize("name", TREES)
-def test_the_generation_is_told_by_the_source_and_not_by_the_metadata(name: str, modules: Path) -> None:
-    """And a function that is there is found, in a module that prints."""
-    since, files = TREES[name]
-    info = modules / "prime_rl-0.8.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: prime-rl\nVersion: 0.8.0\n")
-    for name_of_file, text in {"__init__.py": "raise SystemExit('imported')", **files}.items():
-        (modules / "prime_rl" / name_of_file).parent.mkdir(parents=True, exist_ok=True)
-        (modules / "prime_rl" / name_of_file).write_text(text)
-    found = examined(CUSTOM.format("pkg.mod.loss_fn"), python=sys.executable)
-    assert found.against.startswith(f"the contract of PRIME-RL {since} ")
-    assert "its source has these features" in found.against
-    keys = [one.key for one in found.findings]
-    assert keys.count("prime-rl") == (name == "newer") and "trainer.loss.import_path" not in keys
-
-
-def test_a_file_that_cannot_be_read_is_one_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere.toml: cannot be read: FileNotFound"):
-        prime_rl_doctor.read([tmp_path / "nowhere.toml"])
-    with pytest.raises(ConfigError, match="rl.toml: cannot be parsed: TOML") as error:
-        find("[trainer.loss\n")
-    assert "\n" not in str(error.value)
-    with pytest.raises(ConfigError, match="--version: '' is not a version; write 0.8.0"):
-        find(SOUND, "")
+@pytest.mark.parametrize(("words", "is_later"), [("def default_loss_fn(", False), ("class IPOLoss", True)])
+def test_a_later_release_is_told_by_its_source(words: str, is_later: bool, modules: Path) -> None:
+    """Its metadata say 0.8.0, and it is not imported."""
+    (modules / "prime_rl" / "trainer" / "rl").mkdir(parents=True)
+    (modules / "prime_rl" / "__init__.py").write_text("raise SystemExit('imported')")
+    (modules / "prime_rl" / "trainer" / "rl" / "loss.py").write_text(words)
+    found = find(CUSTOM.format("pkg.mod.loss_fn"), python=sys.executable)
+    assert [one.key for one in found] == ["prime-rl"] * is_later
 
 
 # --- the interpreter that will train ---------------------------------------------------------------------
@@ -199,15 +109,20 @@ def test_a_file_that_cannot_be_read_is_one_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("pkg.nowhere.fn", "has no module pkg.nowhere correct the path"),
-        ("nowhere.mod.fn", "has no module nowhere"),
-        ("pkg.mod.los_fn", "the module pkg.mod has no 'los_fn' did you mean 'loss_fn'"),
-        ("pkg.mod.number", "is a int, not a function"),
-        ("pkg.mod.Loss.step", "pkg.mod.Loss is not a module step = Loss().step"),
-        ("pkg.broken.fn", "importing pkg.broken fails No module named 'not_there_at_all'"),
-        ("composer_plugins.adapters.prime_rl_plugin", "has no 'prime_rl_plugin' name one of loss_fn,"),
-        ("composer_plugins.loss_fn", "has no 'loss_fn' name one of loss_fn, prime_rl_plugin"),
-        ("composer_plugins.adapters.prime_rl_plugin.cipso", "did you mean 'cispo'"),
+        ("pkg.nowhere.fn", "No module named 'pkg.nowhere' install the module for"),
+        ("pkg.mod.los_fn", "no attribute 'los_fn' only after the model is loaded"),
+        ("pkg.mod.number", "not a function, but of type int"),
+        ("pkg.mod:loss_fn", "no attribute write module.function"),
+        ("pkg.broken.fn", "No module named 'not_there_at_all'"),
+        ("", "ValueError did you mean loss_fn"),
+        ("composer_plugins.adapters.prime_rl_plugin", "no attribute loss_fn"),
+        (
+            "composer_plugins.adapters.prime_rl_plugin:cispo",
+            "no attribute did you mean prime_rl_plugin.cispo",
+        ),
+        ("composer_plugins.adapters.prime_rl_plugin.cipso", "did you mean prime_rl_plugin.cispo"),
+        ("composer_plugins.adapters.prime_rl_plugin.ppo", 'loss_fn" and kwargs.policy = "ppo"'),
+        ("composer_plugins.kernels.policy.grpo", "cannot be called with PRIME-RL's LossInputs"),
     ],
 )
 def test_an_import_path_is_looked_up_as_prime_rl_does(modules: Path, path: str, words: str) -> None:
@@ -217,49 +132,14 @@ def test_an_import_path_is_looked_up_as_prime_rl_does(modules: Path, path: str, 
     assert all(word in said for word in words.split()), said
 
 
-def test_names_that_nothing_can_be_looked_up_by_are_no_traceback(modules: Path) -> None:
-    (modules / "raises").mkdir()
-    (modules / "raises" / "__init__.py").write_text("raise SystemExit('imported')")
-    found = find(edited(f"my-env => raises.env & {REPLAY} =>"), python=sys.executable)
-    assert [one.severity for one in found] == ["warning"]
-    assert "raises.env is not installed" in found[0].problem
-    text = edited("composer_plugins.adapters.prime_rl_plugin.loss_fn => \\u0000.loss_fn")
-    assert [one.key for one in find(text, python=sys.executable)] == ["trainer.loss.import_path"]
-
-
-def interpreter(tmp_path: Path, command: str) -> str:
-    """An interpreter that starts in another way."""
-    program = tmp_path / "python"
-    program.write_text(f"#!/bin/sh\n{command}\n")
-    program.chmod(0o755)
-    return str(program)
-
-
-def test_an_environments_source_is_read_without_importing_it(modules: Path) -> None:
-    source = "raise SystemExit\ndef finalize(): stamp_reference()\nx = {'ref_kl': 1}"
-    (modules / "my_env.py").write_text(source)
-    found = find(SOUND, python=sys.executable)
-    assert [one.problem.partition(" is set")[0] for one in found] == [REPLAY]
-
-
 def test_an_interpreter_without_this_package_is_found(tmp_path: Path) -> None:
-    python = interpreter(tmp_path, f'cd / && exec "{sys.executable}" -I -S "$@"')
-    (found,) = find(PLAIN, python=python)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\ncd / && exec "{sys.executable}" -I -S "$@"\n')
+    python.chmod(0o755)
+    (found,) = find(SOUND, python=str(python))
     assert (found.key, found.severity) == ("trainer.loss.import_path", "error")
-    assert f"{python}, which will train, cannot import composer_plugins" in found.problem
-
-
-def test_a_package_that_only_the_working_directory_has_is_found(tmp_path: Path) -> None:
-    """As `python -c` in the root of a clone imports it: training starts somewhere else."""
-    clone = tmp_path / "clone" / "composer_plugins"
-    clone.mkdir(parents=True)
-    for name in ("__init__", "errors"):
-        (clone / f"{name}.py").write_text("")
-    python = interpreter(tmp_path, f'cd "{clone.parent}" && exec "{sys.executable}" -S -E "$@"')
-    findings = find(CUSTOM.format("composer_plugins.mine.loss_fn"), python=python)
-    (found,) = [one for one in findings if "working directory" in one.problem]
-    assert (found.severity, found.key) == ("warning", "trainer.loss.import_path")
-    assert f"in the working directory {clone.parent} only" in found.problem
+    assert "No module named 'composer_plugins'" in found.problem
+    assert f"uv pip install --python {python} composer-plugins" in found.remedy
 
 
 def test_what_is_no_interpreter_is_one_error() -> None:
@@ -267,6 +147,137 @@ def test_what_is_no_interpreter_is_one_error() -> None:
         find(SOUND, python="/nowhere/python")
     with pytest.raises(ConfigError, match=r"--python: /bin/true is not a Python that answers \(status 0"):
         find(SOUND, python="/bin/true")
+
+
+def test_the_probe_needs_nothing_but_the_standard_library() -> None:
+    tree = ast.parse((ROOT / "adapters" / "prime_rl_plugin/doctor/probe.py").read_text())
+    names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    names |= {one.name for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names}
+    assert {str(name).partition(".")[0] for name in names} <= sys.stdlib_module_names
+
+
+# --- PRIME-RL's own classes ------------------------------------------------------------------------------
+
+RL_CONFIG = """
+from typing import Annotated, Any, Literal
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+class Default(Strict):
+    type: Literal["default"] = "default"
+
+class Custom(Strict):
+    type: Literal["custom"] = "custom"
+    import_path: str
+    kwargs: dict[str, Any] = {}
+
+class TrainerConfig(Strict):
+    loss: Annotated[Default | Custom, Field(discriminator="type")] = Default()
+
+class Source(Strict):
+    name: str
+    env: dict[str, Any] = {}
+
+class Train(Strict):
+    source: list[Source] = []
+
+class Orchestrator(Strict):
+    group_size: int = Field(1, ge=1)
+    train: Train = Train()
+
+class RLConfig(Strict):
+    model: dict[str, Any] = {}
+    trainer: TrainerConfig = TrainerConfig()
+    orchestrator: Orchestrator = Orchestrator()
+    max_steps: int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def moved(cls, data):
+        return {**data, "trainer": data.pop("trainer", {})}
+
+    @model_validator(mode="after")
+    def whole(self):
+        if self.max_steps == 13:
+            raise ValueError("13 steps are unlucky")
+        return self
+"""
+
+
+@pytest.fixture
+def own_class(modules: Path) -> Path:
+    """PRIME-RL's package with the class of the config, for every interpreter that is asked."""
+    folder = modules / "prime_rl" / "configs"
+    folder.mkdir(parents=True)
+    (folder / "rl.py").write_text(RL_CONFIG)
+    return folder
+
+
+def test_its_own_class_is_asked_and_what_it_rejects_is_an_error(own_class: Path) -> None:
+    assert find(SOUND, python=sys.executable) == []
+    text = edited('group_size = 8 => group_size = "many"; batch_sise = 8 & name = "mine" => nme = 3')
+    found = {one.key: one for one in find(f"max_step = 3\n{text}", python=sys.executable)}
+    wrong = {"group_size", "batch_sise", "train.source.nme", "train.source.name"}
+    assert found.keys() == {"max_step", *(f"orchestrator.{name}" for name in wrong)}
+    assert {one.severity for one in found.values()} == {"error"}
+    assert found["orchestrator.group_size"].problem.startswith("PRIME-RL rejects it: Input should be a valid")
+    (whole,) = find(f"max_steps = 13\n{SOUND}", python=sys.executable)
+    assert whole.key == "the file" and "13 steps are unlucky" in whole.problem
+
+
+def test_its_own_class_is_not_asked_for_another_version(own_class: Path) -> None:
+    for version, errors in ((None, ["surplus"]), ("0.8.1.dev52", [])):
+        found = examined(f"surplus = 3\n{SOUND}", version=version, python=sys.executable)
+        assert [one.key for one in found.findings if one.severity == "error"] == errors
+        assert found.against.endswith("PRIME-RL's own RLConfig checked the others") is (version is None)
+
+
+def test_a_class_that_does_not_import_is_not_asked(own_class: Path) -> None:
+    for text in ("import not_there", "raise SystemExit(3)", "RLConfig = 3"):
+        (own_class / "rl.py").write_text(text)
+        found = examined(f"surplus = 3\n{SOUND}", python=sys.executable)
+        assert found.findings == () and found.against.endswith("own options were not looked at")
+
+
+def test_a_location_is_written_as_in_the_file() -> None:
+    config = {"trainer": {"loss": {"type": "custom"}}, "orchestrator": {"env": [{"id": 1}]}}
+    assert probe.written(("trainer", "loss", "custom", "kwarg"), config) == "trainer.loss.kwarg"
+    assert probe.written(("orchestrator", "env", 0, "id"), config) == "orchestrator.env.id"
+    assert probe.written(("trainer", "loss", "custom", "import_path"), config) == "trainer.loss.import_path"
+    assert probe.written((), config) == ""
+
+
+def tomls() -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The files for `rl` among the checkout's examples."""
+    for file in sorted(checkout().glob("**/*.toml")):
+        config = {} if file.name == "pyproject.toml" else tomllib.loads(file.read_text())
+        if {"trainer", "orchestrator"} <= config.keys():
+            yield file, config
+
+
+@with_checkout
+def test_its_own_class_accepts_its_examples_and_rejects_a_misspelt_name() -> None:
+    prime_rl_live.load(checkout())
+    (source,) = checkout().glob("**/prime_rl/configs/orchestrator.py")
+    absent = [name for name in prime_rl_live.STUBBED if isinstance(import_module(name), Empty)]
+    if any(f"from {name}" in source.read_text() or f"import {name}" in source.read_text() for name in absent):
+        pytest.skip(f"its configs import one of {absent}, which are not installed here")
+    files = [*tomls()]
+    assert len(files) > 30
+    for file, config in files:
+        assert probe.rejected(*upstream.RL_CONFIG, config) == [], file
+        config["trainer"]["los"] = config["trainer"].pop("loss", {})
+        rejected = probe.rejected(*upstream.RL_CONFIG, config)
+        assert [key for key, _ in rejected or ()] == ["trainer.los"]
+
+
+@with_checkout
+def test_its_classes_are_where_the_doctor_looks_for_them() -> None:
+    for module, name in (upstream.RL_CONFIG, upstream.TRAINER_CONFIG):
+        (file,) = checkout().glob(f"**/{module.replace('.', '/')}.py")
+        assert f"class {name}(" in file.read_text()
 
 
 # --- the command -----------------------------------------------------------------------------------------
@@ -277,25 +288,23 @@ def test_nothing_is_found_in_a_recipe(recipe: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(recipe.parent), str(ROOT)]))
     run = CliRunner().invoke(app, ["doctor", str(recipe)], catch_exceptions=False)
     assert run.exit_code == 0
-    assert run.output.count("\n") == 1 and ": nothing found, against the contract of PRIME-RL" in run.output
+    assert run.output.count("\n") == 1 and ": nothing found, against our options for PRIME-RL" in run.output
 
 
 def test_findings_are_printed_with_errors_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "rl.toml"
-    file.write_text(edited(f"{REPLAY} => replay_weight = 2.5 & {OFF} =>"))
-    monkeypatch.setattr(prime_rl_doctor, "ask", lambda *_: facts(plugins=HINTS))
+    file.write_text(edited(f'{POLICY} => policy = "cispo"; old_policy = "current"; polcy = 3'))
+    facts = {"prime_rl": ["0.8.0", True], "loss": None, "rejected": None}
+    monkeypatch.setattr(doctor, "ask", lambda *_: facts)
     run = CliRunner().invoke(app, ["doctor", str(file)], catch_exceptions=False)
     assert run.exit_code == 1
-    assert run.output.startswith("error: orchestrator.train.filter_zero_advantages\n")
-    assert "  -> set filter_zero_advantages = false in [orchestrator.train]\n" in run.output
-    assert "\nwarning: orchestrator.train.source.env.taskset.id\n  replay_weight = 2.5 is set" in run.output
-    assert f"\n{file}: 1 error, 1 warning, against" in run.output
+    assert run.output.startswith("error: trainer.loss.kwargs.polcy\n")
+    assert "\nwarning: prime-rl\n" in run.output and f"\n{file}: 1 error, 1 warning, against" in run.output
     run = CliRunner().invoke(app, ["doctor", str(file), "--json", "--version", "559b447"])
     data = json.loads(run.output)
     assert data["framework"] == "prime-rl" and data["files"] == [str(file)] and "559b447" in data["against"]
-    findings = {one["key"]: one for one in data["findings"]}
-    found = findings["orchestrator.train.filter_zero_advantages"]
-    assert len(findings) == 2 and found["severity"] == "error" and found["problem"] and found["remedy"]
+    (found,) = data["findings"]
+    assert found["severity"] == "error" and found["problem"] and found["remedy"]
 
 
 @pytest.mark.parametrize(
@@ -303,6 +312,7 @@ def test_findings_are_printed_with_errors_first(tmp_path: Path, monkeypatch: pyt
     [
         (["x.toml", "--framework", "oat"], 2, "stderr", "error: --framework: unknown framework 'oat'; kno"),
         (["colon.toml"], 1, "stdout", "error: trainer.loss.import_path"),
+        (["nowhere.toml"], 2, "stderr", "error: nowhere.toml: cannot be read: FileNotFound"),
     ],
 )
 def test_the_installed_command_ends_with_its_status(
@@ -316,8 +326,10 @@ def test_the_installed_command_ends_with_its_status(
     assert getattr(run, stream).startswith(words) and "Traceback" not in run.stderr
 
 
-def test_the_probe_needs_nothing_but_the_standard_library() -> None:
-    tree = ast.parse((ROOT / "adapters" / "prime_rl_plugin/doctor/probe.py").read_text())
-    names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    names |= {one.name for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names}
-    assert {str(name).partition(".")[0] for name in names} <= sys.stdlib_module_names
+def test_a_loss_by_import_path_is_found_where_training_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_idea.py").write_text("def soft(logprobs, advantages, mask): ...\n")
+    (tmp_path / "rl.toml").write_text(edited(f'{POLICY} => policy = "my_idea:soft"'))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert doctor.examine([tmp_path / "rl.toml"], Target(sys.executable, None)).findings == ()
