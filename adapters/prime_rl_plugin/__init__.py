@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from composer_plugins.adapters.prime_rl_plugin.surface import PRESETS, parse
+from composer_plugins.findings import enforce
 
 if TYPE_CHECKING:  # the store and the doctor import this package without torch
     from torch import Tensor
@@ -78,5 +79,8 @@ def _built(function: str, kwargs: dict[str, Any]) -> "ChannelsLoss":
     if key not in _losses:
         from composer_plugins.adapters.prime_rl_plugin.loss import ChannelsLoss
 
-        _losses[key] = ChannelsLoss(parse(kwargs, function))
+        asked, found = parse(kwargs, function)
+        enforce(found)
+        assert asked is not None
+        _losses[key] = ChannelsLoss(asked)
     return _losses[key]

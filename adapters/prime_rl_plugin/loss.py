@@ -7,7 +7,7 @@ from torch import Tensor
 
 from composer_plugins.adapters.prime_rl_plugin import upstream
 from composer_plugins.adapters.prime_rl_plugin.metrics import Averages
-from composer_plugins.adapters.prime_rl_plugin.surface import TABLE, Channels, findings, newer_than_tested
+from composer_plugins.adapters.prime_rl_plugin.surface import TABLE, newer_than_tested, stamped
 from composer_plugins.adapters.prime_rl_plugin.values import (
     RUN,
     has_reference,
@@ -23,6 +23,7 @@ from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.losses.calling import call, differ_by_token, differing_advantages
 from composer_plugins.losses.flags import Flags
 from composer_plugins.losses.inputs import positive_logprob
+from composer_plugins.objective.asking import Asked
 from composer_plugins.objective.terms import hint_choice, hinted_advantages, policy_term
 
 
@@ -43,19 +44,19 @@ WHAT = "a reference log-probability", "the mark of a pair"  # that a token of a 
 class ChannelsLoss:
     """The loss of these channels as a function of LossInputs. The first call checks them."""
 
-    def __init__(self, channels: Channels) -> None:
-        self.channels, self.config = channels, channels.config
-        self.hint = hint_choice(channels.config)
+    def __init__(self, asked: Asked) -> None:
+        self.asked, self.config, self.asks_for_stamps = asked, asked.config, stamped(asked)
+        self.hint = hint_choice(asked.config)
         # The ratio of trainer to rollout is logged for every policy, without "policy/".
-        self.reported = ("ratio",) if "rollout_logprobs" in channels.policy.loss.needs else ()
+        self.reported = ("ratio",) if "rollout_logprobs" in asked.choice.loss.needs else ()
         self.checked: set[tuple[bool, bool]] = set()  # with a reference or not, with weights or not
         self.calls = 0
         # By call, until `PATIENCE`: whether there is a token with a hint and one of a pair, on the device.
         self.stamped = list[Tensor]()
         # None where no channel reads the reference, which PRIME-RL may then fill as it likes.
-        self.positive: Flags | None = Flags() if any(channels.stamped) else None
-        self.in_part: Flags | None = Flags() if any(channels.stamped) else None
-        self.differing = Flags() if channels.policy.loss.per_sequence else None
+        self.positive: Flags | None = Flags() if any(self.asks_for_stamps) else None
+        self.in_part: Flags | None = Flags() if any(self.asks_for_stamps) else None
+        self.differing = Flags() if asked.choice.loss.per_sequence else None
 
     def __call__(self, inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum over the unmasked tokens of one sequence, and its metrics."""
@@ -68,12 +69,12 @@ class ChannelsLoss:
         ):
             raise positive_logprob("ref_logprobs", "a positive number")
         masks = _masks(s)
-        if any(self.channels.stamped) and self.calls < PATIENCE:
+        if any(self.asks_for_stamps) and self.calls < PATIENCE:
             self._count(masks)
         if self.in_part and masks.hint is not None and s.mask.shape[-1] >= RUN:
             self._warn_of_parts(self.in_part, s.reference, masks.hint)
         if self.differing and self.differing.any(differ_by_token(s.advantages, masks.policy)):
-            raise differing_advantages(self.channels.policy.loss)
+            raise differing_advantages(self.asked.choice.loss)
         policy, hint, config = self._policy(s, masks), self._hint(s, masks), self.config
         replay = None
         if config.replay_weight and masks.replay is not None and s.weights is not None:
@@ -95,7 +96,7 @@ class ChannelsLoss:
             return
         if not self.checked:
             is_newer = upstream.check_release(inputs)
-            enforce([*findings(self.channels), *newer_than_tested(is_newer)])
+            enforce(newer_than_tested(is_newer))
         upstream.check_streams(s)
         self.checked.add(kind)
 
@@ -107,7 +108,7 @@ class ChannelsLoss:
         if self.calls == PATIENCE:
             came = torch.stack(self.stamped).any(0).tolist() if self.stamped else (False, False)
             self.stamped.clear()
-            given = zip(self.channels.stamped, WHAT, came, strict=True)
+            given = zip(self.asks_for_stamps, WHAT, came, strict=True)
             enforce(_missed(option, what) for option, what, has in given if option and not has)
 
     def _warn_of_parts(self, flags: Flags, reference: Tensor | None, mask: Tensor) -> None:
@@ -131,12 +132,12 @@ class ChannelsLoss:
             "advantages": self._advantages(s, masks),
             "mask": masks.policy,
         }
-        if self.channels.learns_from_reference:
+        if self.asked.learns_from_reference:
             reference = logprobs if s.reference is None else s.reference
             hinted = torch.zeros_like(s.mask) if masks.hint is None else masks.hint
             given |= {"teacher_logprobs": reference, "ref_logprobs": reference, "mask": hinted}
-        correction = self.channels.rollout_correction
-        return policy_term(self.channels.policy, given, correction, masks.policy)
+        correction = self.asked.correction
+        return policy_term(self.asked.choice, given, correction, masks.policy)
 
     def _advantages(self, s: upstream.Streams, masks: Masks) -> Tensor:
         """With hint_estimator "advantage", A + hint_weight (log T - log pi)."""

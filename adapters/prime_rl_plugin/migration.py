@@ -6,19 +6,19 @@ from typing import Any, NamedTuple
 
 from composer_plugins.adapters.prime_rl_plugin import upstream
 from composer_plugins.adapters.prime_rl_plugin.files import LOSS, TABLES, as_rl, merged_config, table_at
-from composer_plugins.adapters.prime_rl_plugin.surface import MODULE, PRESETS, findings, parse
+from composer_plugins.adapters.prime_rl_plugin.surface import MODULE, PRESETS, parse
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.findings import Finding, Findings, error_of
 from composer_plugins.frameworks.contract import NOTHING, SAMPLING, NamedLoss
 from composer_plugins.frameworks.prime_rl import (
     COMMIT,
-    DECIDED_ELSEWHERE,
     LOSS_OPTIONS,
     LOSSES,
     MODE,
     NEWEST_TESTED,
     OLDEST,
+    UNAVAILABLE,
 )
 from composer_plugins.losses.choosing import choose, find_one
 from composer_plugins.objective.keys import COUNT, POSITIVE, check_tables, not_carried, not_understood
@@ -134,8 +134,10 @@ def _read(config: Mapping[str, Any]) -> tuple[Objective, Iterable[Finding]]:
     else:
         remarks.append(f"algo.type = {kind!r}")
     kwargs, function = kwargs_of(table_at(config, "trainer.loss"))
-    channels = parse(kwargs, function)
-    policy, options = channels.policy, channels.config
+    asked, found = parse(kwargs, function)
+    found.refuse()
+    assert asked is not None
+    policy, options = asked.choice, asked.config
     given: Behaviour = "policy itself" if options.old_policy == "current" else "rollout engine"
     old, rollout = behaviours(policy, given, "rollout engine")
     if options.hint_weight:
@@ -147,13 +149,13 @@ def _read(config: Mapping[str, Any]) -> tuple[Objective, Iterable[Finding]]:
         mode=MODE,
         old=old,
         rollout=rollout,
-        correction=channels.rollout_correction,
+        correction=asked.correction,
         channels=channels_of(options),
         denominators={"hint_weight": MODE, "replay_weight": "all tokens of the batch"},
         remarks=tuple(remarks),
         **common,
     )
-    return objective, findings(channels)
+    return objective, found
 
 
 def sources(config: Mapping[str, Any]) -> Iterator[Source]:
@@ -248,7 +250,7 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     has_ratio = not {"old_logprobs", "rollout_logprobs"}.isdisjoint(policy.loss.needs)
     if objective.correction is not None and not has_ratio:
         kwargs |= named("rollout_correction", objective.correction)
-    kwargs |= {name: value for name, value in objective.channels.items() if name not in DECIDED_ELSEWHERE}
+    kwargs |= {name: value for name, value in objective.channels.items() if name not in UNAVAILABLE}
     loss = {"type": "custom", "import_path": f"{MODULE}.loss_fn", "kwargs": kwargs}
     orchestrator: dict[str, Any] = {}
     advantage = objective.advantage.loss.name if objective.advantage is not None else ""

@@ -49,7 +49,7 @@ _PAIRS = (
     "pair, with stamps.stamp_replay_pair"
 )
 # Options of ours: why the loss does not decide them here, and what to do.
-DECIDED_ELSEWHERE = {
+UNAVAILABLE = {
     "advantage": _BY_ALGORITHM,
     "advantage_params": _BY_ALGORITHM,
     "on_bad_reward": (
@@ -90,6 +90,7 @@ PRIME_RL = Framework(
     partial_batch=dict.fromkeys(
         ("policy", "divergence", "correction"), "PRIME-RL calls a loss with one sequence at a time"
     ),
+    unavailable=UNAVAILABLE,
     marks=("orchestrator",),
     install=CLONE,
     command_line="flags",

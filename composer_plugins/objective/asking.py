@@ -59,7 +59,7 @@ def ask(
     first: dict[str, Any] = {kind: own} if own else {}
     registered: dict[str, Any] = {kind: name} if name else {}
     values = {**first, **defaults, **registered, **kept}
-    loss = named(values, kind)
+    loss = named(values, kind) if moved or {*kept} - {*model.model_fields} else None
     for option, (why, remedy) in framework.unavailable.items():
         is_parameter = option not in model.model_fields and loss is not None and _sets(loss, option)
         if option in kept and not is_parameter and (value := values.pop(option)) not in (None, False, 0, {}):
@@ -76,8 +76,9 @@ def ask(
     if loss is not None and isinstance(params, Mapping):
         theirs += not_read(framework, loss, params, moved, partial(write, f"{kind}_params"))
     with found.collected():
-        asked = _chosen(model.parse(values, unavailable=framework.unavailable), kind)
-        found += asked.config.without_effect(ours)
+        config = model.parse(values, unavailable=framework.unavailable)
+        asked = _chosen(framework, config, kind)
+        found += config.without_effect(values.keys() & ours.keys())
         for choice in filter(None, asked[1:]):
             with found.collected():
                 framework.require(choice)
@@ -99,12 +100,13 @@ def _sets(loss: Loss, option: str) -> bool:
     return option in loss.parameters or bool(what_to_set(loss, option))
 
 
-def _chosen(config: ComposerConfig, kind: Kind) -> Asked:
+def _chosen(framework: Framework, config: ComposerConfig, kind: Kind) -> Asked:
     """The losses of a config. Of an advantage nothing else is looked up."""
     if kind == "advantage":
         return Asked(config, config.choose_advantage(), None, None, None)
     hint = config.choose_hint() if config.hint_weight else None
-    replay = config.choose_replay() if config.replay_weight else None
+    has_pairs = config.replay_weight and "preference" in framework.provides
+    replay = config.choose_replay() if has_pairs else None
     return Asked(config, config.choose_policy(), config.choose_rollout_correction(), hint, replay)
 
 

@@ -340,7 +340,8 @@ def test_the_deleted_default_of_prime_rl_runs_here(
     assert found.differences == ()
     assert written["type"] == "custom" and written["import_path"].endswith("prime_rl_plugin.loss_fn")
     assert written["kwargs"].get("policy_params", {}) == params
-    assert parse(written["kwargs"]).policy.name == policy
+    asked, _ = parse(written["kwargs"])
+    assert asked is not None and asked.choice.name == policy
 
 
 @pytest.mark.parametrize("kind", ["default", "ipo"])

@@ -12,16 +12,10 @@ from typing import Any
 from composer_plugins.adapters.prime_rl_plugin import files as configs
 from composer_plugins.adapters.prime_rl_plugin import upstream
 from composer_plugins.adapters.prime_rl_plugin.doctor import probe
-from composer_plugins.adapters.prime_rl_plugin.surface import (
-    MODULE,
-    PRESETS,
-    findings,
-    newer_than_tested,
-    parse,
-)
+from composer_plugins.adapters.prime_rl_plugin.surface import MODULE, PRESETS, newer_than_tested, parse
 from composer_plugins.diagnosis import Examination, Target, ask
 from composer_plugins.errors import ConfigError, did_you_mean, near
-from composer_plugins.findings import Finding, Findings
+from composer_plugins.findings import Finding
 from composer_plugins.frameworks.prime_rl import COMMIT
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import of_kind
@@ -83,10 +77,7 @@ def of_loss(
         if not isinstance(kwargs, dict):
             yield Finding("error", f"{key}.kwargs", f"it is {kwargs!r}", f"write a table, [{key}.kwargs]")
             return
-        found = Findings()
-        with found.collected():
-            found += findings(parse(kwargs, name, f"{key}.kwargs"), f"{key}.kwargs")
-        yield from found
+        yield from parse(kwargs, name, f"{key}.kwargs")[1]
 
 
 def remedy_for(path: str, python: str) -> str:

@@ -280,4 +280,4 @@ def test_the_versions_that_were_read_and_written_are_printed(command: Run) -> No
 def test_a_key_that_is_not_looked_at_is_listed(more: str, unread: str) -> None:
     found = resolve("prime-rl", tomllib.loads(f"{more}\n[orchestrator]\ngroup_size = 2")).unread
     assert len(found) == 1 and found[0].startswith(unread)
-    assert resolve("prime-rl", tomllib.loads(TRAINERS)).unread == ("max_steps", "model")
+    assert resolve("prime-rl", tomllib.loads(TRAINERS)).unread == ("max_steps", "model.name")
