@@ -18,7 +18,7 @@ from composer_plugins.frameworks.prime_rl import (
     MODE,
     NEWEST_TESTED,
     OLDEST,
-    UNAVAILABLE,
+    PRIME_RL,
 )
 from composer_plugins.losses.choosing import choose, find_one
 from composer_plugins.objective.keys import COUNT, POSITIVE, check_tables, not_carried, not_understood
@@ -61,15 +61,10 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
 FILTERS = (f"{OF_ALL}.pre_batch_filters", f"{OF_ALL}.post_batch_filters")
 FILTERED_BY_ADVANTAGE = "zero_advantage"  # a filter that drops what trains nothing
 OUR_FILTER = f"{MODULE}.stored_stamps.echo_filter"  # which selects nothing for echo's cross-entropy
-ECHO = "which trains a cross-entropy on observation tokens too"
-OWN_OPTIONS = {option.key for one in LOSSES for option in one.own}
-NAMED_IN = {
-    "trainer.loss": {*LOSS_OPTIONS, *OWN_OPTIONS},
-    OF_ALL: {"algo.type", "algo.filter", "group_size"},
-    SAMPLES: {"sampling.temperature"},
-    SOURCE: {*READ, *OF_SOURCE, "algo.filter", "name", "id", "env"},
-}
-NAMED = {f"{table}.{name}" for table, names in NAMED_IN.items() for name in names} | {*NOT_CARRIED, *FILTERS}
+NAMED = {*NOT_CARRIED, *FILTERS, f"{OF_ALL}.algo.filter", f"{SOURCE}.algo.filter", f"{SOURCE}.name"}
+NAMED |= {f"{SOURCE}.{name}" for name in (*READ, *OF_SOURCE)}
+NAMED |= {f"{OF_ALL}.algo.type", f"{OF_ALL}.group_size", f"{SAMPLES}.sampling.temperature"}
+NAMED |= {f"trainer.loss.{name}" for name in (*LOSS_OPTIONS, *(one.key for one in PRIME_RL.options))}
 KNOWN = {*TABLES, LOSS}  # names at a file's top
 TABLES_READ = ("trainer", "trainer.loss", "trainer.loss.kwargs", OF_ALL, f"{OF_ALL}.algo", SAMPLES)
 
@@ -125,10 +120,8 @@ def _read(config: Mapping[str, Any]) -> tuple[Objective, Iterable[Finding]]:
         common["group_size"] = first["group_size"]
     remarks += [*_differing(with_rewards), *_not_carried(config, every)]
     if not with_rewards:
-        why = " and ".join(dict.fromkeys(map(_routed, routed)))
-        return without_policy(
-            f"{why}, without rewards", remarks=tuple(remarks), has_terms=False, **common
-        ), ()
+        why = f"{' and '.join(map(_routed, routed))}, without rewards"
+        return without_policy(why, remarks=tuple(remarks), has_terms=False, **common), ()
     if (kind := first["algo.type"]) in ADVANTAGES:
         common["advantage"] = choose("advantage", ADVANTAGES[kind])
     else:
@@ -168,13 +161,7 @@ def sources(config: Mapping[str, Any]) -> Iterator[Source]:
         size = own.get("group_size", of_all.get("group_size"))
         given = (algorithm.get("type"), size, sampling.get("temperature"))
         options = {key: READ[key] if x is None else x for key, x in zip(READ, given, strict=True)}
-        ids = (
-            own.get("name"),
-            own.get("id"),
-            table_at(own, "env.taskset").get("id"),
-            table_at(own, "env").get("id"),
-        )
-        yield Source(str(next(filter(None, ids), f"source {number}")), options, own, algorithm)
+        yield Source(str(own.get("name") or f"source {number}"), options, own, algorithm)
 
 
 def _routed(source: Source) -> str:
@@ -186,16 +173,13 @@ def _routed(source: Source) -> str:
 def _differing(listed: Sequence[Source]) -> Iterator[str]:
     """Yield the options that are not the same for all sources, and what "echo" trains beside the loss."""
     for key in READ:
-        given = {one.name: one.options[key] for one in listed}
-        if len({ADVANTAGES.get(str(x), x) for x in given.values()}) > 1:
-            shown = ", ".join(f"{value} for {name}" for name, value in given.items())
+        if len({ADVANTAGES.get(str(x), x) for x in (one.options[key] for one in listed)}) > 1:
+            shown = ", ".join(f"{one.options[key]} for {one.name}" for one in listed)
             yield f"{key} differs by source ({shown}), and that of the first one is written"
     for one in listed:
-        if (
-            one.options["algo.type"] == "echo"
-            and table_at(one.algorithm, "filter").get("import_path") != OUR_FILTER
-        ):
-            yield f"algo.type = 'echo' of {one.name}, {ECHO}"
+        path = table_at(one.algorithm, "filter").get("import_path")
+        if one.options["algo.type"] == "echo" and path != OUR_FILTER:
+            yield f"algo.type = 'echo' of {one.name}, which trains a cross-entropy on observation tokens too"
 
 
 def _not_carried(config: Mapping[str, Any], every: Sequence[Source]) -> Iterator[str]:
@@ -250,7 +234,7 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     has_ratio = not {"old_logprobs", "rollout_logprobs"}.isdisjoint(policy.loss.needs)
     if objective.correction is not None and not has_ratio:
         kwargs |= named("rollout_correction", objective.correction)
-    kwargs |= {name: value for name, value in objective.channels.items() if name not in UNAVAILABLE}
+    kwargs |= {name: value for name, value in objective.channels.items() if name not in PRIME_RL.unavailable}
     loss = {"type": "custom", "import_path": f"{MODULE}.loss_fn", "kwargs": kwargs}
     orchestrator: dict[str, Any] = {}
     advantage = objective.advantage.loss.name if objective.advantage is not None else ""

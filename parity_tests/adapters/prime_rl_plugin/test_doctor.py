@@ -8,9 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import tomllib
-from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +17,6 @@ from typer.testing import CliRunner
 from composer_plugins.adapters.prime_rl_plugin import doctor, upstream
 from composer_plugins.adapters.prime_rl_plugin.doctor import probe
 from composer_plugins.cli import app
-from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_live
-from composer_plugins.conformance.stubs import Empty
 from composer_plugins.diagnosis import Target
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding
@@ -247,30 +242,6 @@ def test_a_location_is_written_as_in_the_file() -> None:
     assert probe.written(("orchestrator", "env", 0, "id"), config) == "orchestrator.env.id"
     assert probe.written(("trainer", "loss", "custom", "import_path"), config) == "trainer.loss.import_path"
     assert probe.written((), config) == ""
-
-
-def tomls() -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The files for `rl` among the checkout's examples."""
-    for file in sorted(checkout().glob("**/*.toml")):
-        config = {} if file.name == "pyproject.toml" else tomllib.loads(file.read_text())
-        if {"trainer", "orchestrator"} <= config.keys():
-            yield file, config
-
-
-@with_checkout
-def test_its_own_class_accepts_its_examples_and_rejects_a_misspelt_name() -> None:
-    prime_rl_live.load(checkout())
-    (source,) = checkout().glob("**/prime_rl/configs/orchestrator.py")
-    absent = [name for name in prime_rl_live.STUBBED if isinstance(import_module(name), Empty)]
-    if any(f"from {name}" in source.read_text() or f"import {name}" in source.read_text() for name in absent):
-        pytest.skip(f"its configs import one of {absent}, which are not installed here")
-    files = [*tomls()]
-    assert len(files) > 30
-    for file, config in files:
-        assert probe.rejected(*upstream.RL_CONFIG, config) == [], file
-        config["trainer"]["los"] = config["trainer"].pop("loss", {})
-        rejected = probe.rejected(*upstream.RL_CONFIG, config)
-        assert [key for key, _ in rejected or ()] == ["trainer.los"]
 
 
 @with_checkout

@@ -31,7 +31,7 @@ group_size = 8
 model.name = "x/y"
 train.sampling.temperature = 0.8
 [[train.source]]
-id = "e"
+name = "e"
 """
 TRAINERS = f'max_steps = 100\nmodel.name = "x/y"\nloss = {CUSTOM}'
 PER_SOURCE = f"""
@@ -43,7 +43,6 @@ temperature = 0.7
 [[orchestrator.train.source]]
 name = "a"
 group_size = 16
-env.taskset.id = "reverse-text"
 sampling.temperature = 1.3
 """
 SAME_TWICE = """
@@ -51,7 +50,7 @@ SAME_TWICE = """
 group_size = 4
 algo.type = "grpo"
 [[orchestrator.train.source]]
-id = "e"
+name = "e"
 algo.type = "grpo"
 """
 SOURCE = "[[orchestrator.train.source]]\n"
@@ -193,7 +192,7 @@ def test_the_options_of_the_only_source_are_those_of_the_run(command: Run) -> No
 
 
 def test_sources_that_differ_are_each_named() -> None:
-    another = '[[orchestrator.train.source]]\nname = "b"\nenv.taskset.id = "c"\n'
+    another = '[[orchestrator.train.source]]\nname = "b"\n'
     found = differences(PER_SOURCE + another)
     assert found == [
         "not carried over: group_size differs by source (16 for a, 8 for b), "
@@ -201,7 +200,9 @@ def test_sources_that_differ_are_each_named() -> None:
         "not carried over: sampling.temperature differs by source (1.3 for a, 0.7 for b), "
         "and that of the first one is written",
     ]
-    unset = "\n".join(f"[[orchestrator.train.source]]\nid = '{name}'" for name in "ab")
+    same = differences(PER_SOURCE + another.replace('"b"', '"a"'))
+    assert "group_size differs by source (16 for a, 8 for a)" in same[0]
+    unset = "\n".join(f"[[orchestrator.train.source]]\nname = '{name}'" for name in "ab")
     assert differences(unset) == []
 
 

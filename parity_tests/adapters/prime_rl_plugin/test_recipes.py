@@ -313,10 +313,15 @@ try:
 except ImportError:
     how = "without verifiers"
     doubles()
+from composer_plugins.adapters.prime_rl_plugin.doctor.probe import rejected
+from composer_plugins.adapters.prime_rl_plugin.upstream import RL_CONFIG
 from prime_rl.configs.rl import RLConfig
 for path in sys.argv[1:]:
-    config = RLConfig.model_validate(tomllib.load(open(path, "rb")))
     given = tomllib.load(open(path, "rb"))
+    assert rejected(*RL_CONFIG, given) == [], path
+    misspelt = {**given, "trainer": {"los": given["trainer"]["loss"]}, "orchestrator": {"group_size": "x"}}
+    assert {key for key, _ in rejected(*RL_CONFIG, misspelt)} == {"trainer.los", "orchestrator.group_size"}
+    config = RLConfig.model_validate(tomllib.load(open(path, "rb")))
     assert config.trainer.loss.model_dump() == given["trainer"]["loss"], path
     wanted = given["orchestrator"].get("train", {}).get("filter_zero_advantages", True)
     assert config.orchestrator.train.filter_zero_advantages is wanted, path
@@ -327,7 +332,7 @@ print("valid", how)
 """
 
 
-def test_prime_rls_own_config_takes_every_recipe() -> None:
+def test_prime_rls_own_config_takes_every_recipe_and_says_what_is_misspelt() -> None:
     source = os.environ.get(variable("prime-rl"))
     if not source:
         pytest.skip(f"{variable('prime-rl')} names no checkout of PRIME-RL: nox -s prime_rl -- --source DIR")
