@@ -26,10 +26,6 @@ def environment(facts: Facts, run: Run, target: Target) -> Iterator[Finding]:
         remedy = f"{_install(python, 'verl[verl-core]')}, or name the interpreter with --python"
         yield Finding("error", "verl", problem, remedy)
         return
-    if not upstream.at_least(run.release, upstream.FIRST):
-        problem = f"verl {'.'.join(map(str, run.release or ()))} refuses an estimator that is not its own"
-        yield Finding("error", "verl", problem, "upgrade to 0.6 or later; hints and replay need 0.9")
-        return
     yield from _modules(facts)
     if facts["verl"]["error"]:
         problem = f"import verl fails in {python}: {facts['verl']['error']}"

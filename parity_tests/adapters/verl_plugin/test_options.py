@@ -20,16 +20,15 @@ from composer_plugins.adapters.verl_plugin.surface import given_options
 from composer_plugins.adapters.verl_plugin.upstream import options as options_of
 from composer_plugins.conformance.verl_claims.upstream import actor, policy_loss
 from composer_plugins.errors import ConfigError
-from composer_plugins.frameworks.verl import FORMER, OPTIONS, TABLES, ULYSSES, VERL, former
+from composer_plugins.frameworks.verl import OPTIONS, TABLES, ULYSSES, VERL
 from parity_tests.rigs.verl_actor import ONES, algorithm, composer_actor
 from parity_tests.rigs.verl_source import fields, read
 from parity_tests.rigs.verl_wheels import INSTALLED, wheel
 
 SITE = Path(verl.__file__).parents[1]
-VERSIONS = ("0.6.1", "0.7.1", "0.8.0", INSTALLED)
+VERSIONS = ("0.8.0", INSTALLED)
 # Options whose default differs between verl's releases, or between its YAML, which counts, and its dataclass.
 OTHERWISE = ("data_loader_seed", "rollout_correction.rollout_is")
-FIELDS = ("actor_rollout_ref.actor.use_rollout_log_probs",)  # of a dataclass, in no YAML
 CLASSIFIED = [(option.kind, option.key) for option in OPTIONS]
 
 
@@ -64,24 +63,8 @@ def keys(version: str) -> set[str]:
     return {one for one in found if not re.search("profile|tool_config|nsight", one)}
 
 
-def test_every_option_that_verl_had_and_has_no_more_is_in_a_table_with_its_last_release() -> None:
-    has, lasts = keys(INSTALLED), dict[str, str]()
-    for version in VERSIONS[:-1]:
-        lasts |= dict.fromkeys(keys(version) - has, version.rpartition(".")[0])
-    assert len(lasts) > 100
-    for key, last in lasts.items():
-        told = former(key)
-        assert told is not None and told[0].startswith(f"verl {last} had it"), (key, last, told)
-    for key, (last, now) in FORMER.items():
-        assert not last or key in lasts or any(one.startswith(f"{key}.") for one in lasts) or key in FIELDS
-        target = now.partition("=")[0]
-        tables = {*has, *(one.rsplit(".", 1)[0] for one in has)}
-        assert target in ("", *tables), (key, target)
-        assert key not in has
-
-
 def test_no_option_is_classified_that_verl_does_not_have() -> None:
-    known = {one for version in ("0.6.1", INSTALLED) for one in fields(source(version))}
+    known = {one for version in VERSIONS for one in fields(source(version))}
     assert sorted({*CLASSIFIED} - known) == []
     assert len({*CLASSIFIED}) == len(CLASSIFIED)
 
