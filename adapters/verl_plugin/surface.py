@@ -33,6 +33,10 @@ NAMES: dict[LossKind, tuple[str, str]] = {
 }
 NODE = "algorithm.composer"
 TRAINER = "composer_sync"
+# The copy of NODE that the actor's workers read, and what makes it.
+WORKER_NODE = f"{Key.POLICY_LOSS}.composer"
+TARGET = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
+WORKER_OVERRIDES = f"{Key.LOSS_TARGET}={TARGET} +{WORKER_NODE}='${{{NODE}}}'"
 CHANNELS = ("hint", "replay")
 _ABSENT: Any = object()
 SAMPLED = "or set hint_divergence='sampled_token'"

@@ -21,7 +21,8 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from composer_plugins.adapters.verl_plugin import doctor, estimators, surface, upstream
 from composer_plugins.adapters.verl_plugin.doctor import probe
-from composer_plugins.adapters.verl_plugin.doctor.options import Run, diagnosed
+from composer_plugins.adapters.verl_plugin.doctor.options import diagnosed
+from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run
 from composer_plugins.diagnosis import Target
 from composer_plugins.frameworks.verl import Key
 from composer_plugins.objective.registered import is_ours

@@ -9,8 +9,8 @@ from copy import deepcopy
 from typing import Any
 
 from composer_plugins.adapters.verl_plugin import doctor
-from composer_plugins.adapters.verl_plugin.doctor.options import TARGET, Run, findings
-from composer_plugins.adapters.verl_plugin.surface import TRAINER
+from composer_plugins.adapters.verl_plugin.surface import TARGET, TRAINER
+from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run, findings
 from composer_plugins.adapters.verl_plugin.upstream import PLUGIN, release_of
 from composer_plugins.diagnosis import Target
 from composer_plugins.findings import Finding

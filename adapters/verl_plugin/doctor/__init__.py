@@ -13,7 +13,7 @@ from typing import Any
 from composer_plugins.adapters.verl_plugin import upstream
 from composer_plugins.adapters.verl_plugin.doctor import probe
 from composer_plugins.adapters.verl_plugin.doctor.environment import environment
-from composer_plugins.adapters.verl_plugin.doctor.options import Run
+from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run
 from composer_plugins.diagnosis import Examination, Target, ask
 from composer_plugins.errors import ConfigError, did_you_mean
 from composer_plugins.findings import Finding

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from composer_plugins.adapters.verl_plugin import upstream
-from composer_plugins.adapters.verl_plugin.doctor.options import Run
+from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run
 from composer_plugins.adapters.verl_plugin.upstream import ENTRY_POINT, MODULES, PLUGIN, PLUGINS
 from composer_plugins.diagnosis import Target
 from composer_plugins.findings import Finding

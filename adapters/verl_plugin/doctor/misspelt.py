@@ -10,14 +10,13 @@ from typing import Any
 
 import yaml
 
-from composer_plugins.adapters.verl_plugin.surface import NODE
+from composer_plugins.adapters.verl_plugin.surface import NODE, WORKER_NODE
 from composer_plugins.adapters.verl_plugin.upstream import options
 from composer_plugins.config import at
 from composer_plugins.errors import did_you_mean, near
 from composer_plugins.findings import Finding
 from composer_plugins.frameworks.verl import VERL, Key
 
-WORKER_NODE = f"{Key.POLICY_LOSS}.composer"
 TABLES = ("algorithm", "actor_rollout_ref", "data", "trainer")  # others pass any key on, to Ray for example
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from composer_plugins.adapters.verl_plugin import doctor as verl_doctor
-from composer_plugins.adapters.verl_plugin.doctor.options import absent_files, file_columns
 from composer_plugins.adapters.verl_plugin.surface import TRAINER
+from composer_plugins.adapters.verl_plugin.sync_trainer.checks import absent_files, file_columns
 from composer_plugins.adapters.verl_plugin.upstream import PLUGIN
 from composer_plugins.diagnosis import Target
 from composer_plugins.errors import ConfigError
@@ -305,7 +305,7 @@ def test_the_doctor_loads_neither_verl_nor_hydra() -> None:
     program = (
         "import sys, warnings; warnings.simplefilter('error', UserWarning)\n"
         "from composer_plugins.adapters.verl_plugin import doctor\n"
-        "from composer_plugins.adapters.verl_plugin.doctor import options as r\n"
+        "from composer_plugins.adapters.verl_plugin.sync_trainer import checks as r\n"
         f"facts = {FACTS!r} | {{'config': {tree(HINT)!r}}}\n"
         f"facts['findings'] = r.findings(r.Run(facts['config']), facts, {PARQUET!r})\n"
         "assert not list(doctor.judge(facts, doctor.Target('python', None), (0, 9)))\n"
