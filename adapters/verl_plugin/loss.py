@@ -44,7 +44,7 @@ def policy_loss(name: str | None) -> PolicyLoss:
 
         `old_log_prob` is the policy before verl's update. A loss that compares with the rollout policy
         (DPPO) gets it in place of the rollout policy's, as verl's own does: with bypass_mode they are equal.
-        verl's own options of the loss (`clip_ratio_high` ...) set the parameters of ours: `verl.OPTIONS`.
+        verl's own options of its losses (`clip_ratio_high` ...) set no parameter of ours.
         """
         nonlocal is_checked
         parsed, is_new = options(config, getattr(config, "policy_loss", None), loss_agg_mode)

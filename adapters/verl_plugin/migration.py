@@ -261,7 +261,7 @@ def _choice(
 
     None for an estimator that the catalogue does not have; a remark then says which.
     """
-    given = surface.given_options(kind, at(table, VERL.tables[kind]) or {})
+    given = upstream.moved(kind, at(table, VERL.tables[kind]) or {})
     if kind == "policy" and is_ours(name) and not Run(table).names_our_loss:
         raise error_of([NOT_OURS])
     if is_ours(name):

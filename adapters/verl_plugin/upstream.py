@@ -7,16 +7,20 @@ sync_trainer/workers.py.
 """
 
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, is_dataclass
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from composer_plugins.config import at
+from composer_plugins.config import ABSENT, at
 from composer_plugins.errors import ConfigError, in_a_line
-from composer_plugins.frameworks.verl import Key
+from composer_plugins.frameworks.contract import Option
+from composer_plugins.frameworks.verl import VERL, Key
+from composer_plugins.losses.row import Kind
 
 Release = tuple[int, int] | None  # major and minor; None: not known, and taken for the newest
 
@@ -38,6 +42,11 @@ REGISTRIES = {
     "estimators": ("verl.trainer.ppo.core_algos", "ADV_ESTIMATOR_REGISTRY"),
     "losses": ("verl.trainer.ppo.core_algos", "POLICY_LOSS_REGISTRY"),
     "trainers": ("verl.trainer.ppo.v1.trainer_base", "TRAINER_REGISTRY"),
+}
+# The classes of the configs that a loss and an estimator get, with the defaults of verl's options.
+CONFIGS: dict[Kind, tuple[str, str]] = {
+    "policy": ("verl.workers.config", "ActorConfig"),
+    "advantage": ("verl.trainer.config", "AlgoConfig"),
 }
 IMPORTS_TRL = "verl.models.transformers.monkey_patch"  # the FSDP engine's import of TRL, if installed
 
@@ -63,9 +72,51 @@ def release_of(version: str | None) -> Release:
     return release
 
 
+def check_release() -> None:
+    """Raise ConfigError where the verl that is imported is too old."""
+    from verl import __version__
+
+    release_of(__version__)
+
+
 def at_least(release: Release, wanted: tuple[int, int]) -> bool:
     """Whether verl is at least as new; where none is installed, the newest is assumed."""
     return release is None or release >= wanted
+
+
+def moved(kind: Kind, table: Any) -> dict[str, Any]:
+    """Return verl's options of its own losses that are not at the default of the config's class, by key.
+
+    `table` is the actor's config for a policy loss, and the algorithm's for an advantage. Where it is not of
+    a class, the class that is loaded counts, or else our table. Where verl reads a second option in place of
+    one that is null, that value counts.
+    """
+    module, name = CONFIGS[kind]
+    config = type(table) if is_dataclass(table) else getattr(sys.modules.get(module), name, None)
+    found = dict[str, Any]()
+    for option in VERL.options_of(kind):
+        value = _entry(table, option.key)
+        if value is None and option.fallback:
+            value = _entry(table, option.fallback)
+        if option.acts_by_parameters and value is not ABSENT and value != _default(config, option):
+            found[option.key] = value
+    return found
+
+
+def _entry(table: Any, path: str) -> Any:
+    """Return an entry of verl's config, whose dataclasses are mappings that raise AttributeError in 0.8."""
+    for name in path.split("."):
+        table = table.get(name, ABSENT) if hasattr(table, "get") else ABSENT
+    return table
+
+
+def _default(config: Any, option: Option) -> Any:
+    """Return the default of an option in a class of verl's config; our table's where it has none there."""
+    for name in option.key.split("."):
+        if (one := getattr(config, "__dataclass_fields__", {}).get(name)) is None:
+            return option.default
+        config = one.default_factory() if one.default_factory is not MISSING else one.default
+    return config
 
 
 def has_adapter(config: Any) -> bool:

@@ -119,9 +119,6 @@ WEIGHT_CAPPED = (*REGIONS, "minirl", "masked_is")
 LOW = tuple(Sets((name,)) for name in ("clip_low", "tv_low", "kl_low"))
 HIGH = tuple(Sets((name,)) for name in ("clip_high", "tv_high", "kl_high"))
 BOTH = tuple(Sets(low.parameters + high.parameters) for low, high in zip(LOW, HIGH, strict=True))
-OWN_LOSS = {name: f"set {Key.LOSS_MODE}={name}, verl's own loss" for name in ("clip_cov", "kl_cov")}
-GDPO = f"set {Key.ESTIMATOR}=gdpo {Key.USE_V1}=False, verl's own estimator, which needs the legacy trainer"
-PF_PPO = f"set {Key.ESTIMATOR}=gae, the only estimator with which it acts"
 
 OWN_TERM = "as in verl, which adds this term to the policy loss"
 DENOMINATOR = "as in verl, where the denominator depends on it"
@@ -160,31 +157,24 @@ ACTING: tuple[tuple[Kind, str, tuple[str, Any] | None, dict[str, Any]], ...] = (
 # Options of policy_loss.rollout_correction, which only verl's loss bypass_mode reads, with their defaults.
 OF_BYPASS = {"rollout_is": "sequence", "rollout_is_threshold": 2.0, "rollout_is_batch_normalize": False}
 OF_BYPASS |= {"rollout_rs": None, "rollout_rs_threshold": None, "bypass_mode": False, "loss_type": "ppo_clip"}
-BYPASS = {"loss_type": f"set {Key.LOSS_MODE}=bypass_mode, verl's own loss"}  # what to set in place of it
 
 
-def _sets(kind: Kind, key: str, default: Any, *sets: Sets, instead: str = "", fallback: str = "") -> Option:
-    return Option(key=key, kind=kind, default=default, sets=sets, instead=instead, fallback=fallback)
+def _sets(kind: Kind, key: str, default: Any, *sets: Sets, fallback: str = "") -> Option:
+    return Option(key=key, kind=kind, default=default, sets=sets, fallback=fallback)
 
 
-# Every option that verl's loss and advantage code reads. docs/verl.md shows those that act through a loss of
-# ours: `verl_plugin.surface.parse_choice` applies them to a config. A test compares the keys and the defaults
-# with verl's source.
+# Every option that verl's loss and advantage code reads. Those without an effect are of verl's own losses,
+# and set no parameter of ours (`verl_plugin.upstream.moved`). A test compares keys and defaults with verl's.
 OPTIONS = (
     _sets("policy", "clip_ratio_low", 0.2, *LOW, fallback="clip_ratio"),
     _sets("policy", "clip_ratio_high", 0.2, *HIGH, fallback="clip_ratio"),
-    Option(
-        key="clip_ratio",
-        default=0.2,
-        without_effect="verl reads it only where clip_ratio_low or clip_ratio_high is null",
-        instead="set clip_ratio_low and clip_ratio_high",
-    ),
+    _sets("policy", "clip_ratio", 0.2),  # verl reads it where one of the two is null
     _sets("policy", "clip_ratio_c", 3.0, Sets(("dual_clip",)), Sets(("ratio_cap",), WEIGHT_CAPPED)),
     _sets("policy", "tau_pos", 1.0, Sets(("tau_pos",))),
     _sets("policy", "tau_neg", 1.05, Sets(("tau_neg",))),
     _sets("policy", "policy_loss.dro_beta", None, Sets(("beta",), ("dro",))),
     *(
-        _sets("policy", f"policy_loss.{key}", default, Sets((name,), (loss,)), instead=OWN_LOSS[loss])
+        _sets("policy", f"policy_loss.{key}", default, Sets((name,), (loss,)))
         for key, default, name, loss in (
             ("clip_cov_ratio", 0.0002, "cov_ratio", "clip_cov"),
             ("clip_cov_lb", 1.0, "cov_low", "clip_cov"),
@@ -194,22 +184,20 @@ OPTIONS = (
         )
     ),
     *(
-        _sets("policy", f"policy_loss.rollout_correction.{key}", default, instead=instead)
+        _sets("policy", f"policy_loss.rollout_correction.{key}", default)
         for key, default in OF_BYPASS.items()
-        for instead in (BYPASS.get(key, f"set {Key.CORRECTION}.{key}"),)
     ),
     Option(
         key="norm_adv_by_std_in_grpo",
         kind="advantage",
         default=True,
         sets=(Sets(("scale",), ("grpo", "pass_at_k"), Conversion(values={False: "none"})),),
-        fulfilled_by=("dr_grpo", "rloo", "opo", "gpg"),
     ),
     _sets("advantage", "gamma", 1.0, Sets(("gamma",))),
-    _sets("advantage", "lam", 1.0, Sets(("lam",)), instead=f"set {Key.ESTIMATOR}=gae, verl's own estimator"),
-    _sets("advantage", "gdpo_reward_keys", None, instead=GDPO),
-    _sets("advantage", "gdpo_reward_weights", None, instead=GDPO),
-    _sets("advantage", "use_pf_ppo", False, instead=PF_PPO),
+    _sets("advantage", "lam", 1.0, Sets(("lam",))),
+    _sets("advantage", "gdpo_reward_keys", None),
+    _sets("advantage", "gdpo_reward_weights", None),
+    _sets("advantage", "use_pf_ppo", False),
     *(
         Option(
             key=key,

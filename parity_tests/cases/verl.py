@@ -86,9 +86,7 @@ SAYS_NOTHING = """
 a critic; a rollout correction without log-probabilities; a loss type of bypass_mode;
 a rollout correction with bypass_mode; an advantage beside another estimator;
 bad rewards beside another estimator; a policy beside verl's loss;
-parameters that the workers do not see; a policy that the workers do not see;
 an advantage that only the workers see; a policy in the workers beside verl's loss;
-a target without the node;
 an advantage that is not the paper's; verl's advantage beside a loss whose paper has another;
 DPPO around the trainer's policy; DPPO without the engine's log-probabilities;
 a bypass without the engine's log-probabilities; a width of micro-batches;

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 from composer_plugins.adapters.verl_plugin import surface, upstream
 from composer_plugins.adapters.verl_plugin.surface import (
     NODE,
+    POLICY_OPTIONS,
     SAMPLED,
     TARGET,
     TRAINER,
@@ -30,11 +31,10 @@ from composer_plugins.frameworks import verl
 from composer_plugins.frameworks.verl import VERL, Key
 from composer_plugins.losses.choosing import Choice, with_plugin_problems
 from composer_plugins.losses.registry import registry
-from composer_plugins.objective.options import only_with, without_effect
+from composer_plugins.objective.options import only_with
 from composer_plugins.objective.registered import Parsed, is_ours, loss_in, unlikely_value
 from composer_plugins.objective.rules import advantage_of_another_paper, cut_sampling
 
-POLICY_OPTIONS = ("policy", "policy_params", "policy_weight")
 LISTED = "composer-plugins list --framework verl shows ours"
 SET_LENGTH = "set it, to data.max_response_length for example"
 NOT_OURS = Finding(
@@ -45,7 +45,6 @@ NOT_OURS = Finding(
     "for ours, write composer/grpo, or composer/ and the name of another loss",
 )
 MANDATORY = "???"  # hydra's value of an option that has to be set
-DEFAULTS = ComposerConfig.model_validate({})
 
 
 class Run(NamedTuple):
@@ -157,11 +156,10 @@ def _findings(
         if not surface.is_known(registered, kind):  # `_unknown_names` reports it
             return None
         key = NODE if table in ({}, node) else WORKER_NODE
-        given = surface.given_options(kind, run.at(VERL.tables[kind]))
-        errors.extend(without_effect(VERL, kind, given, f"{VERL.tables[kind]}."))
+        moved = upstream.moved(kind, run.at(VERL.tables[kind]))
         found = cast(
             Parsed | None,
-            parsed("", surface.parse_choice, table, kind, loss_in(registered), given, key),
+            parsed("", surface.parse_choice, table, kind, loss_in(registered), moved, key),
         )
         if found is not None and found.choice.is_third_party:
             parsed(key, surface.check_its_result, found.choice)
@@ -178,7 +176,8 @@ def _findings(
     if config is not None:
         yield from _without_effect(run, config)
         yield from _read_elsewhere(run, seen)
-        yield from _different_in_the_workers(run, config, seen)
+        policy_loss = run.node(Key.POLICY_LOSS)
+        yield from surface.different_in_the_workers(config, node, policy_loss, seen)
         for finding in config.without_effect(config.model_fields_set):
             yield finding.under(NODE)
         yield from surface.undelivered(config, delivers=delivers)
@@ -300,23 +299,6 @@ def _read_elsewhere(run: Run, seen: Mapping[str, Any]) -> Iterator[Finding]:
             problem = f"it is {value!r}, and it has no effect here: it is read from {NODE}"
             remedy = f"set {NODE}.{option}, and {WORKER_NODE}='${{{NODE}}}'"
             yield Finding("error", f"{WORKER_NODE}.{option}", problem, remedy)
-
-
-def _different_in_the_workers(run: Run, config: ComposerConfig, seen: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield options of the policy that have another value in the actor's workers, where our loss runs."""
-    if not is_ours(run.loss):
-        return
-    target, named = run.at(Key.LOSS_TARGET), loss_in(run.loss)
-    if run.at(WORKER_NODE) is not None and target != TARGET:
-        problem = f"{target} does not take the option composer, so verl raises a TypeError"
-        yield Finding("error", Key.LOSS_TARGET, problem, f"set it to {TARGET}")
-        return
-    theirs = ({"policy": named} if named else {}) | dict(seen)
-    for option in sorted(run.node(NODE).keys() & set(POLICY_OPTIONS)):
-        value, worker = getattr(config, option), theirs.get(option, getattr(DEFAULTS, option))
-        if worker != value:
-            problem = f"it is {value!r}, and the actor's workers, which run {run.loss!r}, have {worker!r}"
-            yield Finding("error", f"{NODE}.{option}", problem, f"set {WORKER_OVERRIDES}")
 
 
 def _advantages_by_token(
