@@ -76,7 +76,7 @@ SITE = ("mkdocs-material", "latex2mathml", "ziamath", "playwright")
 TRL = ["-e", ".[test,trl,demo]", "peft", "deepspeed", "requests", "httpx", "jmespath"]
 
 # The adapter's contract is tested in these too: their code alone, beside the installed verl's dependencies.
-OLDER_VERLS = ("0.6.1", "0.7.1", "0.8.0")
+OLDER_VERLS = ("0.8.0",)
 
 # The tests of TRL's adapter run with these too: their code alone, beside the packages of the session.
 # Before TRL 1.8 tool calls need a transformers before 5.13.

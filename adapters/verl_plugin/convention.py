@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
@@ -11,10 +10,10 @@ from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from composer_plugins.adapters.verl_plugin.upstream import FIRST, exact_release
+from composer_plugins.adapters.verl_plugin.upstream import FIRST, release_of
 from composer_plugins.calling_convention import Called, Convention, Counts, Function, checked_pair
 from composer_plugins.errors import ConfigError, did_you_mean, in_a_line, near
-from composer_plugins.frameworks.verl import COUNTS_SINCE, MODES, MODES_SINCE, OPTIONS, PAIRS_SINCE
+from composer_plugins.frameworks.verl import MODES, MODES_SINCE, OPTIONS
 from composer_plugins.frameworks.verl import VERL as VERL_TABLE
 
 if TYPE_CHECKING:
@@ -141,12 +140,8 @@ def call(
     options: Mapping[str, Any],
     *,
     own: Mapping[str, Any] = MappingProxyType({}),
-    release: tuple[int, ...] = COUNTS_SINCE,
 ) -> Called:
-    """Call it by keyword with the counts of the whole batch, as verl's `ppo_loss` does.
-
-    A release without the counts weighs what the function returns by the rows of the micro-batch.
-    """
+    """Call it by keyword with the counts of the whole batch, as verl's `ppo_loss` does."""
     weights = tensors.get("log_weights")
     info = {
         "dp_size": counts.ranks,
@@ -154,9 +149,8 @@ def call(
         "global_batch_size": counts.rows,
         "loss_scale_factor": counts.width,
     }
-    has_counts = release >= COUNTS_SINCE
     required = REQUIRED.get(getattr(function, "__name__", ""), {})
-    config = with_own(actor_config(info if has_counts else None, **options, **required), own)
+    config = with_own(actor_config(info, **options, **required), own)
     misspelt = watch(config)
     result = function(
         old_log_prob=tensors["old_logprobs"],
@@ -167,15 +161,7 @@ def call(
         rollout_is_weights=None if weights is None else weights.exp(),
         **options,
     )
-    if release < PAIRS_SINCE:
-        if not isinstance(result, tuple) or len(result) != len(FOUR):
-            raise TypeError(f"it returned {type(result).__name__}, and not ({', '.join(FOUR)})")
-        result = result[0], dict(zip(FOUR[1:], result[1:], strict=True))
-    elif isinstance(result, tuple) and len(result) == len(FOUR):
-        raise TypeError("it returned 4 values, as verl 0.6.0 takes them: --version 0.6.0 checks it for that")
     loss, problems = checked_pair(result, is_metric, "one number without a gradient")
-    if not has_counts:
-        return Called(loss * len(tensors["mask"]) / counts.rows, problems, tuple(misspelt))
     return Called(loss / counts.ranks, problems, tuple(misspelt))  # DDP and FSDP average over the ranks
 
 
@@ -185,26 +171,11 @@ def of_version(function: Function, version: str | None) -> Convention:
         with suppress(PackageNotFoundError):
             version = installed("verl")
     version = version or VERL_TABLE.release
-    exact = exact_release(version)
-    if exact < FIRST:
-        problem = f"verl {version} is older than 0.6, the oldest that is known here"
-        raise ConfigError("--version", problem, "name 0.6.0 or later")
-    modes = tuple(mode for mode in MODES if exact >= MODES_SINCE.get(mode, FIRST))
-    found = replace(VERL, release=version, call=partial(call, release=exact))
-    found = replace(found, options={"loss_agg_mode": modes})
-    if exact < PAIRS_SINCE:
-        found = replace(found, returns=f"({', '.join(FOUR)}): the first has a gradient")
-    return found if exact >= COUNTS_SINCE else replace(found, not_run=WITHOUT_COUNTS)
+    release = release_of(version) or FIRST
+    modes = tuple(mode for mode in MODES if release >= MODES_SINCE.get(mode, FIRST))
+    return replace(VERL, release=version, options={"loss_agg_mode": modes})
 
 
-# What a function returned before `PAIRS_SINCE`.
-FOUR = ("loss", "pg_clipfrac", "ppo_kl", "pg_clipfrac_lower")
-WITHOUT_COUNTS = {
-    "micro_batches_and_ranks_leave_the_gradient_alone": "verl passes the counts of the whole batch "
-    "since 0.7: before, every mean is that of the micro-batch",
-    "more_padding_changes_nothing": "verl before 0.7 has a mode that divides by the padded length, which is "
-    "the same in all of its batches",
-}
 VERL = Convention(
     framework="verl",
     signature="fn(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, "

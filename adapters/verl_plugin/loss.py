@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from composer_plugins.adapters.verl_plugin.surface import ParsedOnce, check_scale_factor
-from composer_plugins.adapters.verl_plugin.upstream import norm_mode_is_a_sum
 from composer_plugins.errors import ConfigError
-from composer_plugins.frameworks.verl import BY_GEOMETRIC_MEAN, CLIPPED_BY_SIGN, NEVER_CLIPPED, NORM_MODE, Key
+from composer_plugins.frameworks.verl import BY_GEOMETRIC_MEAN, CLIPPED_BY_SIGN, NEVER_CLIPPED, Key
 from composer_plugins.kernels.aggregation import Mode, aggregate
 from composer_plugins.kernels.corrections import corrected
 from composer_plugins.kernels.ratios import log_ratio, sequence_log_ratio
@@ -45,13 +44,12 @@ def policy_loss(name: str | None) -> PolicyLoss:
 
         `old_log_prob` is the policy before verl's update. A loss that compares with the rollout policy
         (DPPO) gets it in place of the rollout policy's, as verl's own does: with bypass_mode they are equal.
-        verl's own options of the loss (`clip_ratio_high` ...) set the parameters of ours: `verl.OPTIONS`.
+        verl's own options of its losses (`clip_ratio_high` ...) set no parameter of ours.
         """
         nonlocal is_checked
         parsed, is_new = options(config, getattr(config, "policy_loss", None), loss_agg_mode)
         composer, choice = parsed.config, parsed.choice
-        # The counts of the whole batch; verl 0.6 has none and divides by those of the micro-batch.
-        info = dict(getattr(config, "global_batch_info", None) or {})
+        info = dict(getattr(config, "global_batch_info", None) or {})  # the counts of the whole batch
         if is_new:
             own.clear()
             is_checked = False
@@ -90,8 +88,6 @@ def reduce(token_loss: Tensor, mask: Tensor, mode: Mode, info: Mapping[str, Any]
     DDP and FSDP take the mean of the ranks' gradients; that factor turns it into the sum.
     """
     length = info.get("loss_scale_factor") or mask.shape[-1]
-    if mode == NORM_MODE and norm_mode_is_a_sum():
-        return aggregate(token_loss, mask, mode, num_sequences=1, max_length=length)
     ranks, tokens, rows = (
         info.get("dp_size") or 1,
         info.get("batch_num_tokens"),

@@ -7,15 +7,13 @@ from typing import Any
 import yaml
 
 from composer_plugins.adapters.verl_plugin import surface, upstream
-from composer_plugins.adapters.verl_plugin.doctor.misspelt import WORKER_NODE
-from composer_plugins.adapters.verl_plugin.doctor.options import (
+from composer_plugins.adapters.verl_plugin.surface import NODE, TARGET, TRAINER, WORKER_NODE, LossKind
+from composer_plugins.adapters.verl_plugin.sync_trainer.checks import (
     NOT_OURS,
-    TARGET,
     Run,
     findings,
     inert_correction,
 )
-from composer_plugins.adapters.verl_plugin.surface import NODE, TRAINER, LossKind
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.findings import Finding, error_of
@@ -263,7 +261,7 @@ def _choice(
 
     None for an estimator that the catalogue does not have; a remark then says which.
     """
-    given = surface.given_options(kind, at(table, VERL.tables[kind]) or {})
+    given = upstream.moved(kind, at(table, VERL.tables[kind]) or {})
     if kind == "policy" and is_ours(name) and not Run(table).names_our_loss:
         raise error_of([NOT_OURS])
     if is_ours(name):

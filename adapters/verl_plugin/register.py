@@ -1,6 +1,6 @@
 """Importing this module registers our estimators, policy losses and composer_sync in verl.
 
-verl 0.9 imports it by its entry point (group `verl.plugins`), verl 0.6 to 0.8 by
+verl 0.9 imports it by its entry point (group `verl.plugins`), verl 0.8 by
 `VERL_USE_EXTERNAL_MODULES=composer_plugins.adapters.verl_plugin.register`, and 0.9 also by
 `actor_rollout_ref.model.external_lib`. verl hides the error of a plugin; the user would see only an unknown
 estimator, after the first rollout. So an error here becomes a warning, and `FAILURE` keeps it for the doctor.
@@ -9,7 +9,7 @@ estimator, after the first rollout. So an error here becomes a warning, and `FAI
 import warnings
 from importlib import import_module
 
-from composer_plugins.adapters.verl_plugin.upstream import DEFERRED_TRAINER, has_v1_trainers
+from composer_plugins.adapters.verl_plugin.upstream import DEFERRED_TRAINER, check_release, has_v1_trainers
 from composer_plugins.errors import ConfigError
 
 NAME = "composer"
@@ -19,8 +19,10 @@ FAILURE = ""
 def register() -> None:
     """Register `composer` and `composer/<name>` for every estimator and policy loss that verl can run.
 
-    A second call does nothing. Raises ConfigError where another package has one of these names.
+    A second call does nothing. Raises ConfigError where another package has one of these names, and in a verl
+    that is too old.
     """
+    check_release()
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, register_adv_est, register_policy_loss
 
     from composer_plugins.adapters.verl_plugin.estimators import estimator

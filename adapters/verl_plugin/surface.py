@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from copy import deepcopy
-from functools import cache, partial
+from functools import cache
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from composer_plugins.adapters.verl_plugin import upstream
@@ -13,13 +13,13 @@ from composer_plugins.diagnosis import log_info
 from composer_plugins.errors import ConfigError, not_available, unknown
 from composer_plugins.findings import Finding, Findings, enforce
 from composer_plugins.frameworks import verl
-from composer_plugins.frameworks.contract import NOTHING, parameters_of
+from composer_plugins.frameworks.contract import NOTHING
 from composer_plugins.frameworks.verl import VERL, Key
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import REQUIRED, Kind, of_kind
-from composer_plugins.objective import options, registered
-from composer_plugins.objective.options import without_effect
+from composer_plugins.losses.row import Kind, of_kind
+from composer_plugins.objective import registered
+from composer_plugins.objective.options import described
 from composer_plugins.objective.registered import Parsed, unlikely_value
 from composer_plugins.objective.rules import denominator_of_another
 
@@ -33,8 +33,13 @@ NAMES: dict[LossKind, tuple[str, str]] = {
 }
 NODE = "algorithm.composer"
 TRAINER = "composer_sync"
+# The copy of NODE that the actor's workers read, and what makes it.
+WORKER_NODE = f"{Key.POLICY_LOSS}.composer"
+TARGET = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
+WORKER_OVERRIDES = f"{Key.LOSS_TARGET}={TARGET} ++{WORKER_NODE}='${{{NODE}}}'"
+POLICY_OPTIONS = ("policy", "policy_params", "policy_weight")
+DEFAULTS = ComposerConfig.model_validate({})
 CHANNELS = ("hint", "replay")
-_ABSENT: Any = object()
 SAMPLED = "or set hint_divergence='sampled_token'"
 _delivered = ContextVar("delivered", default=False)
 log_once = cache(log_info)
@@ -116,12 +121,8 @@ def check_names() -> None:
                 raise ConfigError(key, problem, "register that one under another name, or do not load it")
 
 
-def parse(node: Mapping[str, Any], *, in_driver: bool = True) -> ComposerConfig:
-    """Return the options as the one config model, or raise ConfigError for one that verl cannot provide.
-
-    The driver does not see the actor's options: with policy=dro, beta may be `policy_loss.dro_beta`. So a
-    parameter that is missing is an error only in the actor's workers, if an option of verl's can set it.
-    """
+def parse(node: Mapping[str, Any]) -> ComposerConfig:
+    """Return the options as the one config model, or raise ConfigError for one that verl cannot provide."""
     wrong = Findings()
     for option, reason in verl.NOT_AVAILABLE.items():
         if option in node:
@@ -130,55 +131,37 @@ def parse(node: Mapping[str, Any], *, in_driver: bool = True) -> ComposerConfig:
         if (row := name_here(kind, str(node.get(kind)))) is not None:
             problem = f"{node[kind]!r} is verl's own name"
             wrong.append(Finding("error", kind, problem, f"set {row}, its name here"))
-    missing = _parameters_of_the_workers(node) if in_driver else {}
-    params = dict(node.get("policy_params") or {}) if missing else {}
-    options = {**node, "policy_params": {**params, **missing}} if missing else node
     with wrong.collected():
-        config = ComposerConfig.parse(options)
+        config = ComposerConfig.parse(node)
     enforce(wrong)
-    return config.model_copy(update={"policy_params": params}) if missing else config
-
-
-def _parameters_of_the_workers(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values for the required parameters of the policy that are missing and that verl sets."""
-    loss, params = registered.row_of(node, "policy", None), node.get("policy_params") or {}
-    if loss is None or not isinstance(params, Mapping):
-        return {}
-    set_by_verl = {name for one in VERL.options_of("policy") for name in parameters_of(one.sets, loss)}
-    missing = [name for name in set_by_verl - {*params} if loss.defaults[name] is REQUIRED]
-    return {name: loss.parameters[name].example for name in missing}
-
-
-def given_options(kind: LossKind, table: Any) -> dict[str, Any]:
-    """Return verl's options that act through a loss of ours and are not at verl's default, by key.
-
-    `table` is the actor's config for a policy loss, and the algorithm's for an advantage.
-    """
-
-    def value_of(path: str, default: Any) -> Any:  # the default where this verl has no such option
-        value = table
-        for key in path.split("."):
-            value = value.get(key, _ABSENT) if hasattr(value, "get") else _ABSENT
-        return default if value is _ABSENT else value
-
-    return options.given_options((one for one in VERL.options_of(kind) if not one.effect), value_of)
+    return config
 
 
 def parse_choice(
     node: Mapping[str, Any],
     kind: LossKind,
     name: str | None,
-    given: Mapping[str, Any] = NOTHING,
+    moved: Mapping[str, Any] = NOTHING,
     table: str = NODE,
 ) -> Parsed:
     """Return what an estimator or a loss is asked for. `name` is the loss in its registered name, if any.
 
-    `given` has verl's own options (`given_options`), which set parameters of the loss. `table` is where
+    `moved` has verl's options of its own losses that are not at their default (`upstream.moved`): the error
+    for them has what to paste, also what makes our options known to the actor's workers. `table` is where
     `node` stands, so that the keys of errors begin at the config's root.
     """
-    to_config = partial(parse, in_driver=kind == "advantage")
+    more = f" {WORKER_OVERRIDES}" if kind == "policy" and not node else ""
     return registered.parse_choice(
-        VERL, node, kind, name, given, node_key=NODE, table=table, parse=to_config, check=_require
+        VERL,
+        node,
+        kind,
+        name,
+        moved=moved,
+        more=more,
+        node_key=f"++{NODE}",  # hydra then takes it whether the key is there or not
+        table=table,
+        parse=parse,
+        check=_require,
     )
 
 
@@ -196,22 +179,45 @@ def parse_registered(
     kind: LossKind,
     name: str | None,
     mode: str = "",
-    given: Mapping[str, Any] = NOTHING,
+    moved: Mapping[str, Any] = NOTHING,
 ) -> Parsed:
     """Do what `parse_choice` does, for an estimator or a loss that verl calls.
 
     Under composer_sync every finding is enforced already. Otherwise those that can be seen here are. The log
-    says once in each process which values act, where verl's default for an option is not the loss's.
+    says once in each process which values train, and that verl's own options for them do not.
     """
-    config, choice, set_by, _ = parse_choice(node, kind, name, given)
+    config, choice, set_by, _ = parse_choice(node, kind, name, moved)
     parsed = Parsed(config, choice, set_by, verl.FORCED_MODES.get(choice.name, mode))
-    log_once(f"{kind} {choice.described}" + (f", {parsed.mode}" if mode else ""))
+    log_once(described(VERL, choice, parsed.mode if mode else ""))
     if not _delivered.get():
         inert = [one.under(NODE) for one in config.without_effect(config.model_fields_set)]
         findings = [*undelivered(config, delivers=False), *inert, *reduction(choice, mode)]
-        unread = without_effect(VERL, kind, given, f"{VERL.tables[kind]}.")
-        enforce([*findings, *unlikely_value(parsed, NODE), *unread])
+        enforce([*findings, *unlikely_value(parsed, NODE)])
     return parsed
+
+
+def different_in_the_workers(
+    config: ComposerConfig, node: Mapping[str, Any], policy_loss: Mapping[str, Any], seen: Mapping[str, Any]
+) -> Iterator[Finding]:
+    """Yield options of the policy that have another value in the actor's workers, where our loss runs.
+
+    `node` has the driver's options, which `config` is made of, and `seen` those of the workers, which are
+    the entry `composer` of verl's table `policy_loss`.
+    """
+    loss, target = str(policy_loss.get("loss_mode")), policy_loss.get("_target_")
+    if not registered.is_ours(loss):
+        return
+    if policy_loss.get("composer") is not None and target != TARGET:
+        problem = f"{target} does not take the option composer, so verl raises a TypeError"
+        yield Finding("error", Key.LOSS_TARGET, problem, f"set it to {TARGET}")
+        return
+    named = registered.loss_in(loss)
+    theirs = ({"policy": named} if named else {}) | dict(seen)
+    for option in sorted(node.keys() & set(POLICY_OPTIONS)):
+        value, worker = getattr(config, option), theirs.get(option, getattr(DEFAULTS, option))
+        if worker != value:
+            problem = f"it is {value!r}, and the actor's workers, which run {loss!r}, have {worker!r}"
+            yield Finding("error", f"{NODE}.{option}", problem, f"set {WORKER_OVERRIDES}")
 
 
 class ParsedOnce:
@@ -227,8 +233,12 @@ class ParsedOnce:
         state = mode, values_of(config)
         if is_new := self.parsed is None or self.state != state:
             check_names()
-            given = given_options(self.kind, config)
-            self.parsed = parse_registered(node_of(table), self.kind, self.name, mode, given)
+            node, moved = node_of(table), upstream.moved(self.kind, config)
+            self.parsed = parse_registered(node, self.kind, self.name, mode, moved)
+            workers = upstream.beside(config, Key.POLICY_LOSS)  # the estimator sees the driver's whole config
+            if workers is not None:
+                ours = self.parsed.config
+                enforce(different_in_the_workers(ours, node, workers, node_of(workers)))
             self.state = state
         assert self.parsed is not None
         return self.parsed, is_new

@@ -1,28 +1,32 @@
 """What this adapter assumes of verl's code: versions and names. Read this file first for a new release.
 
-Tested with 0.6.1, 0.7.1 and 0.8.0 (the registries) and with 0.9.1 (the registries and composer_sync). verl is
+Tested with 0.8.0 (the registries) and with 0.9.1 (the registries and composer_sync). verl is
 imported inside the functions, so the doctor can read the names without it. What verl's options are is in
 composer_plugins/frameworks/verl.py. The methods that override verl's are in sync_trainer/trainer.py and
 sync_trainer/workers.py.
 """
 
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from dataclasses import MISSING, is_dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from composer_plugins.config import at
+from composer_plugins.config import ABSENT, at
 from composer_plugins.errors import ConfigError, in_a_line
-from composer_plugins.frameworks.verl import NORM_MODE, Key
+from composer_plugins.frameworks.contract import Option
+from composer_plugins.frameworks.verl import VERL, Key
+from composer_plugins.losses.row import Kind
 
 Release = tuple[int, int] | None  # major and minor; None: not known, and taken for the newest
 
-# Releases: the first that accepts an estimator of ours; the first that loads entry points and has trainers
-# of the v1 kind, to which composer_sync belongs; the first that nobody has tested.
-FIRST, ENTRY_POINTS, UNTESTED = (0, 6), (0, 9), (0, 10)
+# Releases: the first that is supported; the first that loads entry points and has trainers of the v1 kind, to
+# which composer_sync belongs; the first that nobody has tested.
+FIRST, ENTRY_POINTS, UNTESTED = (0, 8), (0, 9), (0, 10)
 DEFAULT_TRAINER = "sync"
 
 # The methods of verl's PPOTrainerSync that composer_sync overrides.
@@ -39,6 +43,11 @@ REGISTRIES = {
     "losses": ("verl.trainer.ppo.core_algos", "POLICY_LOSS_REGISTRY"),
     "trainers": ("verl.trainer.ppo.v1.trainer_base", "TRAINER_REGISTRY"),
 }
+# The classes of the configs that a loss and an estimator get, with the defaults of verl's options.
+CONFIGS: dict[Kind, tuple[str, str]] = {
+    "policy": ("verl.workers.config", "ActorConfig"),
+    "advantage": ("verl.trainer.config", "AlgoConfig"),
+}
 IMPORTS_TRL = "verl.models.transformers.monkey_patch"  # the FSDP engine's import of TRL, if installed
 
 # Fields of a batch, and entries of a call to a worker.
@@ -50,26 +59,64 @@ RESPONSE_FIELDS = {"advantages", "entropy", "old_log_probs", "ref_log_prob", "re
 RESPONSE_FIELDS |= {"rollout_is_weights", "rollout_log_probs", "token_level_rewards", "values"}
 
 
-def exact_release(version: str) -> tuple[int, int, int]:
-    """Return major, minor and patch of a version; the patch is 0 where it has none."""
-    release = release_of(version)
-    assert release is not None
-    found = re.match(r"v?\d+\.\d+\.(\d+)", version)
-    return (*release, int(found[1]) if found else 0)
-
-
 def release_of(version: str | None) -> Release:
-    """Return major and minor of a version; None if there is none."""
+    """Return major and minor of a version; None if there is none. An unsupported one is a ConfigError."""
     if version is None:
         return None
     if (found := re.match(r"v?(\d+)\.(\d+)", version)) is None:
         raise ConfigError("--version", f"{version!r} is not a version", "write it as 0.9.1 or 0.8")
-    return int(found[1]), int(found[2])
+    release = int(found[1]), int(found[2])
+    if release < FIRST:
+        problem = f"it is verl {version}, and composer-plugins runs in verl 0.8 and 0.9"
+        raise ConfigError("verl", problem, "install it: pip install 'verl>=0.8,<0.10'")
+    return release
+
+
+def check_release() -> None:
+    """Raise ConfigError where the verl that is imported is too old."""
+    from verl import __version__
+
+    release_of(__version__)
 
 
 def at_least(release: Release, wanted: tuple[int, int]) -> bool:
     """Whether verl is at least as new; where none is installed, the newest is assumed."""
     return release is None or release >= wanted
+
+
+def moved(kind: Kind, table: Any) -> dict[str, Any]:
+    """Return verl's options of its own losses that are not at the default of the config's class, by key.
+
+    `table` is the actor's config for a policy loss, and the algorithm's for an advantage. Where it is not of
+    a class, the class that is loaded counts, or else our table. Where verl reads a second option in place of
+    one that is null, that value counts.
+    """
+    module, name = CONFIGS[kind]
+    config = type(table) if is_dataclass(table) else getattr(sys.modules.get(module), name, None)
+    found = dict[str, Any]()
+    for option in VERL.options_of(kind):
+        value = _entry(table, option.key)
+        if value is None and option.fallback:
+            value = _entry(table, option.fallback)
+        if option.acts_by_parameters and value is not ABSENT and value != _default(config, option):
+            found[option.key] = value
+    return found
+
+
+def _entry(table: Any, path: str) -> Any:
+    """Return an entry of verl's config, whose dataclasses are mappings that raise AttributeError in 0.8."""
+    for name in path.split("."):
+        table = table.get(name, ABSENT) if hasattr(table, "get") else ABSENT
+    return table
+
+
+def _default(config: Any, option: Option) -> Any:
+    """Return the default of an option in a class of verl's config; our table's where it has none there."""
+    for name in option.key.split("."):
+        if (one := getattr(config, "__dataclass_fields__", {}).get(name)) is None:
+            return option.default
+        config = one.default_factory() if one.default_factory is not MISSING else one.default
+    return config
 
 
 def has_adapter(config: Any) -> bool:
@@ -200,16 +247,6 @@ def trainer_failure() -> str:
 def has_v1_trainers() -> bool:
     """Whether this verl has trainers of the v1 kind, and the TransferQueue that they import."""
     return bool(find_spec("transfer_queue") and find_spec("verl.trainer.ppo.v1"))
-
-
-@cache
-def norm_mode_is_a_sum() -> bool:
-    """Whether this verl divides NORM_MODE neither by sequences nor by ranks: before 0.7.1."""
-    import torch
-    from verl.trainer.ppo.core_algos import agg_loss
-
-    ones = torch.ones(2, 1)
-    return float(agg_loss(ones, ones, NORM_MODE)) == 2.0
 
 
 def whole_logits(logits: Any) -> Any:

@@ -10,7 +10,6 @@ from composer_plugins.frameworks.contract import (
     Option,
     Sets,
     keys_in,
-    with_tables,
 )
 from composer_plugins.losses.row import Kind
 
@@ -47,11 +46,7 @@ class Key:
 
 DEFAULT_MODE, NORM_MODE = "token-mean", "seq-mean-token-sum-norm"
 MODES = (DEFAULT_MODE, "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", NORM_MODE)
-# What is new in a release about the functions of its registry: modes; the counts of the whole batch in the
-# config, without which a mean is that of the micro-batch; and the pair (loss, metrics). Before it a function
-# returned four values: the loss, the fraction of clipped tokens, the KL, the fraction at the lower clip.
 MODES_SINCE = {"token-sum": (0, 9)}
-COUNTS_SINCE, PAIRS_SINCE = (0, 7), (0, 6, 1)
 MEAN_OVER_ROWS = "geo_mean"  # a loss of verl's that counts every row of a micro-batch, empty ones too
 BY_GEOMETRIC_MEAN = ("gmpo@verl",)  # weighs a row by the geometric mean of its rollout correction's weights
 # verl logs the clip fractions of its geo_mean by the sign of the advantage, and those of sapo as 0.
@@ -124,9 +119,6 @@ WEIGHT_CAPPED = (*REGIONS, "minirl", "masked_is")
 LOW = tuple(Sets((name,)) for name in ("clip_low", "tv_low", "kl_low"))
 HIGH = tuple(Sets((name,)) for name in ("clip_high", "tv_high", "kl_high"))
 BOTH = tuple(Sets(low.parameters + high.parameters) for low, high in zip(LOW, HIGH, strict=True))
-OWN_LOSS = {name: f"set {Key.LOSS_MODE}={name}, verl's own loss" for name in ("clip_cov", "kl_cov")}
-GDPO = f"set {Key.ESTIMATOR}=gdpo {Key.USE_V1}=False, verl's own estimator, which needs the legacy trainer"
-PF_PPO = f"set {Key.ESTIMATOR}=gae, the only estimator with which it acts"
 
 OWN_TERM = "as in verl, which adds this term to the policy loss"
 DENOMINATOR = "as in verl, where the denominator depends on it"
@@ -158,43 +150,31 @@ ACTING: tuple[tuple[Kind, str, tuple[str, Any] | None, dict[str, Any]], ...] = (
     ("advantage", WEIGHTS, WITH_IS, {f"{OFF_POLICY}.rollout_is_threshold": 2.0}),
     ("advantage", WEIGHTS, WITH_IS, {f"{OFF_POLICY}.rollout_is_batch_normalize": False}),
     ("advantage", WEIGHTS, WITH_RS, {f"{OFF_POLICY}.rollout_rs_threshold": None}),
-    # Of verl's own loss bypass_mode alone; the second is verl 0.6's name of the first.
-    ("advantage", WEIGHTS, None, {f"{OFF_POLICY}.loss_type": "ppo_clip"}),
-    ("advantage", WEIGHTS, None, {f"{OFF_POLICY}.use_policy_gradient": False}),
-    # Of verl 0.6.
-    ("advantage", WEIGHTS, None, {f"{OFF_POLICY}.rollout_rs_threshold_lower": None}),
-    ("advantage", WEIGHTS, None, {f"{OFF_POLICY}.rollout_token_veto_threshold": None}),
+    ("advantage", WEIGHTS, None, {f"{OFF_POLICY}.loss_type": "ppo_clip"}),  # of verl's own loss bypass_mode
     ("policy", DENOMINATOR, None, {"loss_agg_mode": DEFAULT_MODE, "global_batch_info": None}),
     ("policy", DENOMINATOR, ("loss_agg_mode", NORM_MODE), {"loss_scale_factor": None}),
 )
 # Options of policy_loss.rollout_correction, which only verl's loss bypass_mode reads, with their defaults.
 OF_BYPASS = {"rollout_is": "sequence", "rollout_is_threshold": 2.0, "rollout_is_batch_normalize": False}
 OF_BYPASS |= {"rollout_rs": None, "rollout_rs_threshold": None, "bypass_mode": False, "loss_type": "ppo_clip"}
-BYPASS = {"loss_type": f"set {Key.LOSS_MODE}=bypass_mode, verl's own loss"}  # what to set in place of it
 
 
-def _sets(kind: Kind, key: str, default: Any, *sets: Sets, instead: str = "", fallback: str = "") -> Option:
-    return Option(key=key, kind=kind, default=default, sets=sets, instead=instead, fallback=fallback)
+def _sets(kind: Kind, key: str, default: Any, *sets: Sets, fallback: str = "") -> Option:
+    return Option(key=key, kind=kind, default=default, sets=sets, fallback=fallback)
 
 
-# Every option that verl's loss and advantage code reads. docs/verl.md shows those that act through a loss of
-# ours: `verl_plugin.surface.parse_choice` applies them to a config. A test compares the keys and the defaults
-# with verl's source.
+# Every option that verl's loss and advantage code reads. Those without an effect are of verl's own losses,
+# and set no parameter of ours (`verl_plugin.upstream.moved`). A test compares keys and defaults with verl's.
 OPTIONS = (
     _sets("policy", "clip_ratio_low", 0.2, *LOW, fallback="clip_ratio"),
     _sets("policy", "clip_ratio_high", 0.2, *HIGH, fallback="clip_ratio"),
-    Option(
-        key="clip_ratio",
-        default=0.2,
-        without_effect="verl reads it only where clip_ratio_low or clip_ratio_high is null",
-        instead="set clip_ratio_low and clip_ratio_high",
-    ),
+    _sets("policy", "clip_ratio", 0.2),  # verl reads it where one of the two is null
     _sets("policy", "clip_ratio_c", 3.0, Sets(("dual_clip",)), Sets(("ratio_cap",), WEIGHT_CAPPED)),
     _sets("policy", "tau_pos", 1.0, Sets(("tau_pos",))),
     _sets("policy", "tau_neg", 1.05, Sets(("tau_neg",))),
     _sets("policy", "policy_loss.dro_beta", None, Sets(("beta",), ("dro",))),
     *(
-        _sets("policy", f"policy_loss.{key}", default, Sets((name,), (loss,)), instead=OWN_LOSS[loss])
+        _sets("policy", f"policy_loss.{key}", default, Sets((name,), (loss,)))
         for key, default, name, loss in (
             ("clip_cov_ratio", 0.0002, "cov_ratio", "clip_cov"),
             ("clip_cov_lb", 1.0, "cov_low", "clip_cov"),
@@ -204,22 +184,20 @@ OPTIONS = (
         )
     ),
     *(
-        _sets("policy", f"policy_loss.rollout_correction.{key}", default, instead=instead)
+        _sets("policy", f"policy_loss.rollout_correction.{key}", default)
         for key, default in OF_BYPASS.items()
-        for instead in (BYPASS.get(key, f"set {Key.CORRECTION}.{key}"),)
     ),
     Option(
         key="norm_adv_by_std_in_grpo",
         kind="advantage",
         default=True,
         sets=(Sets(("scale",), ("grpo", "pass_at_k"), Conversion(values={False: "none"})),),
-        fulfilled_by=("dr_grpo", "rloo", "opo", "gpg"),
     ),
     _sets("advantage", "gamma", 1.0, Sets(("gamma",))),
-    _sets("advantage", "lam", 1.0, Sets(("lam",)), instead=f"set {Key.ESTIMATOR}=gae, verl's own estimator"),
-    _sets("advantage", "gdpo_reward_keys", None, instead=GDPO),
-    _sets("advantage", "gdpo_reward_weights", None, instead=GDPO),
-    _sets("advantage", "use_pf_ppo", False, instead=PF_PPO),
+    _sets("advantage", "lam", 1.0, Sets(("lam",))),
+    _sets("advantage", "gdpo_reward_keys", None),
+    _sets("advantage", "gdpo_reward_weights", None),
+    _sets("advantage", "use_pf_ppo", False),
     *(
         Option(
             key=key,
@@ -238,8 +216,8 @@ OPTIONS = (
 # Of its functions; and the option that is read in place of two others.
 NAMES = {**dict.fromkeys(("clip_ratio", "cliprange"), BOTH), "cliprange_low": LOW, "cliprange_high": HIGH}
 # The options of verl's rollout correction that switch something on; those of OF_THE_LOSS in verl's own loss
-# bypass_mode only, and use_policy_gradient is verl 0.6's loss_type.
-OF_THE_LOSS = ("loss_type", "use_policy_gradient")
+# bypass_mode only.
+OF_THE_LOSS = ("loss_type",)
 SWITCHES = ("rollout_is", "rollout_rs", *OF_THE_LOSS)
 OWN_BYPASS = "bypass_mode"  # verl's own loss that reads them
 WITHOUT_PULL = ("k1", "kl")  # KL estimators whose gradient in the loss is 1 at every token
@@ -253,7 +231,6 @@ OVERLONG = (("reward_model", ""), ("reward_model.reward_kwargs", "_cfg"), ("rewa
 NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     Key.DISTILLATION: (None, False),
     Key.REJECTED: (None, False),
-    f"{Key.CORRECTION}.rollout_token_veto_threshold": (None,),
     **{f"{Key.CORRECTION}.{name}": (None, DEFAULTS[f"{Key.CORRECTION}.{name}"]) for name in OF_THE_LOSS},
     "algorithm.kl_ctrl.type": (None, "fixed"),
     Key.FILTER_GROUPS: (None, False),
@@ -267,9 +244,6 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     f"{Key.MODEL}.mtp.enable_train": (None, False),
     "algorithm.use_pf_ppo": (None, False),
     **{f"{table}.overlong_buffer{end}.enable": (None, False) for table, end in OVERLONG},
-    "algorithm.rollout_is": (None, False),  # before 0.6, as the next one
-    f"{Key.ACTOR}.tis_imp_ratio_cap": (None, 0, -1),
-    f"{Key.ACTOR}.use_rollout_log_probs": (None, False),  # of verl 0.6 and 0.7: as old_log_probs
     f"{Key.ACTOR}.router_replay.mode": (None, "disabled"),
     f"{Key.ACTOR}.megatron.router_replay.mode": (None, "disabled"),
     f"{Key.ROLLOUT}.enable_rollout_routing_replay": (None, False),
@@ -333,72 +307,6 @@ NO_BEARING_IN = {
         val_generations_to_log_to_wandb val_only validation_data_dir worker_nsight_options
         """,
 }
-# Options that verl had or that its users expect, each with everything below it: by the last minor release
-# that had them ("" for one before 0.6), the key and the one that 0.9 has in its place; "" for none. A
-# sentence in place of a key says what to set.
-FORMER_BY_RELEASE: dict[str, dict[str, str]] = {
-    "": {
-        f"{Key.ACTOR}.loss_mode": Key.LOSS_MODE,
-        f"{Key.ROLLOUT}.val_temperature": f"{Key.ROLLOUT}.val_kwargs.temperature",
-        f"{Key.ACTOR}.tis_imp_ratio_cap": Key.THRESHOLD,
-        **{f"algorithm.rollout_is{end}": f"{Key.CORRECTED}{end}" for end in ("", "_threshold")},
-    },
-    "0.6": {
-        f"{Key.CORRECTION}.rollout_token_veto_threshold": "",
-        f"{Key.CORRECTION}.rollout_rs_threshold_lower": f"{Key.REJECTED}_threshold='LOW_HIGH'",
-        f"{Key.CORRECTION}.use_policy_gradient": f"{Key.CORRECTION}.loss_type=reinforce",
-        f"{Key.ROLLOUT}.update_weights_bucket_megabytes": (
-            f"{Key.ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
-        ),
-        f"{Key.REF}.model": "",
-        "reward_model.max_length": "",
-        "reward_model.launch_reward_fn_async": "",
-        "reward_model.sandbox_fusion": "reward.sandbox_fusion",
-        "reward_model.model.input_tokenizer": "",
-        **{f"reward_model.model.{one}": "" for one in ("use_fused_kernels", "use_remove_padding", "use_shm")},
-        **{f"reward_model.{one}": "" for one in ("nccl_timeout", "load_weight", "megatron", "strategy")},
-        **{f"reward_model.{one}": "" for one in ("micro_batch_size", "micro_batch_size_per_gpu")},
-        **{f"reward_model.{one}": "" for one in ("use_dynamic_bsz", "forward_max_token_len_per_gpu")},
-        **{f"reward_model.{one}": "" for one in ("ulysses_sequence_parallel_size", "model.fsdp_config")},
-    },
-    "0.7": {
-        f"{Key.ACTOR}.use_rollout_log_probs": f"{Key.BYPASS}=True",
-        f"{Key.ACTOR}.sum_pi_squared_checkpointing": "",
-        f"{Key.ROLLOUT}.layer_name_map": "",
-        f"{Key.ROLLOUT}.multi_turn.interaction_config_path": "",
-        f"{Key.ROLLOUT}.skip_rollout": "skip.rollout.enable",
-        f"{Key.ROLLOUT}.skip_dump_dir": "skip.rollout.dump_dir",
-        "critic.model.fsdp_config": "critic.fsdp",
-        **{f"{one}.override_config.model_config": f"{one}.override_config" for one in MODELS},
-        **{f"{one}.override_config.moe_config.freeze_moe_router": "" for one in MODELS},
-        **{f"data.{one}": "" for one in ("datagen", "sampler.class_name", "sampler.class_path")},
-        "trainer.use_legacy_worker_impl": "",
-    },
-    "0.8": {
-        **{f"{one}.load_weight": "" for one in (Key.ACTOR, Key.REF, "critic")},
-        **{f"{one}.megatron.grad_offload": "" for one in (Key.ACTOR, Key.REF, "critic")},
-        **{f"{one}.veomni.activation_gpu_limit": "" for one in (Key.ACTOR, Key.REF, "critic")},
-        **{f"{one}.veomni.moe_load_balance_monitor_interval": "" for one in (Key.ACTOR, Key.REF, "critic")},
-        **{f"{one}.router_replay": f"{one}.megatron.router_replay" for one in (Key.ACTOR, Key.REF)},
-        f"{Key.ROLLOUT}.skip.max_dump_step": "skip.rollout.steps",
-        f"{Key.ROLLOUT}.skip": "skip.rollout",
-    },
-}
-FORMER = {key: (last, now) for last, keys in FORMER_BY_RELEASE.items() for key, now in keys.items()}
-
-
-def former(key: str) -> tuple[str, str] | None:
-    """What became of an option that verl's newest release does not have: the problem and the remedy."""
-    for one in with_tables(key):
-        if one in FORMER:
-            last, now = FORMER[one]
-            had = f"verl {last} had it" if last else "verl before 0.6 had it, or a fork"
-            problem = f"{had}, and verl {VERL.release} does not have it"
-            if not now:
-                return problem, "remove it: nothing stands in its place"
-            return problem, f"set {now}{'' if '=' in now else key.removeprefix(one)}"
-    return None
-
 
 VERL = Framework(
     name="verl",

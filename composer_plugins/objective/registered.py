@@ -52,6 +52,7 @@ def parse_choice(
     given: Mapping[str, Any] = NOTHING,
     *,
     moved: Mapping[str, Any] = NOTHING,
+    more: str = "",
     node_key: str,
     table: str = "",
     parse: Callable[[Mapping[str, Any]], ComposerConfig],
@@ -59,8 +60,9 @@ def parse_choice(
 ) -> Parsed:
     """What a loss or an estimator is asked for. `name` is the loss in its registered name, if any.
 
-    `moved` has the framework's own options that are not at their default, which the loss does not read; and
-    `given` those that set its parameters (`given_options`). `node` has our options, below `node_key` of the
+    `moved` has the framework's own options that are not at their default, which the loss does not read, and
+    `more` what a user pastes beside our options for the loss to get them; `given` has those that set its
+    parameters (`given_options`). `node` has our options, below `node_key` of the
     config; `table` is another key below which this copy of them stands. `parse` makes a config of them, and
     `check` raises ConfigError for a loss that the framework cannot run.
     """
@@ -69,10 +71,14 @@ def parse_choice(
     params = node.get(key) or {}
     with wrong.collected():
         if loss is not None and isinstance(params, Mapping):
-            wrong += not_read(
-                framework, loss, params, moved, lambda x: shlex.quote(f"{node_key}.{key}={as_yaml(x)}")
-            )
             above = framework.tables[kind] + "." if framework.tables else ""
+
+            def write(values: Mapping[str, Any]) -> str:
+                return shlex.quote(f"{node_key}.{key}={as_yaml(values)}") + more
+
+            wrong += not_read(framework, loss, params, moved, write, table=above)
+            with suppress(KeyError):  # what follows is found as if the line of the remedy were pasted
+                node = {**node, key: {**framework.parameters(loss, moved), **params}} if wrong else node
             at = {"table": above, "params_key": f"{node_key}.{key}"}
             set_by = parameters_set(framework, loss, params, given, **at)
             values = {name: one.value for name, one in set_by.items()}

@@ -134,14 +134,14 @@ def _text(text: str) -> str:
 
 
 def of_verl() -> str:
-    """The options of verl that act through a loss of ours; those of one meaning share a row."""
+    """The options of verl's own losses, with our parameters that say the same."""
     rows: dict[tuple[str, str], list[str]] = {}
     for option in (one for one in verl.OPTIONS if not one.effect):
         key = f"`{VERL.key(option).removeprefix('actor_rollout_ref.')}`"
-        shared = (_meaning(option), "" if option.sets else option.kind)
+        shared = (_meaning(option), option.kind)
         rows.setdefault(shared, []).append(f"{key}: {_shown(option.default)}")
     body = [(", ".join(keys), text) for (text, _), keys in rows.items()]
-    return table(("option of verl: its default", "what it sets"), body)
+    return table(("option of verl: its default", "parameter here"), body)
 
 
 def _shown(value: object) -> str:
@@ -149,9 +149,7 @@ def _shown(value: object) -> str:
 
 
 def _meaning(option: Option) -> str:
-    """In words: what one option does with our losses."""
-    if option.without_effect:
-        return f"warning: {option.without_effect}; {option.instead}"
+    """In words: which parameter of our losses says the same."""
     parts, values = [], dict[object, object]()
     running = [one for one in of_kind(losses(), option.kind).values() if VERL.runs(one)]
     for one in option.sets:
@@ -159,12 +157,10 @@ def _meaning(option: Option) -> str:
             parts.append(f"{', '.join(f'`{name}`' for name in one.parameters)} of {', '.join(named)}")
             values |= one.conversion.values
     if not parts:
-        return f"error: {option.instead}"
+        return "none"
     text = "; ".join(parts)
     if values:
         text += " (" + ", ".join(f"{_shown(a)} is {b!r}" for a, b in values.items()) + ")"
-    if option.fulfilled_by:
-        text += f". Already so in {', '.join(option.fulfilled_by)}"
     return f"{text}. Null: the value of `{option.fallback}`" if option.fallback else text
 
 

@@ -21,7 +21,8 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from composer_plugins.adapters.verl_plugin import doctor, estimators, surface, upstream
 from composer_plugins.adapters.verl_plugin.doctor import probe
-from composer_plugins.adapters.verl_plugin.doctor.options import Run, diagnosed
+from composer_plugins.adapters.verl_plugin.doctor.options import diagnosed
+from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run
 from composer_plugins.diagnosis import Target
 from composer_plugins.frameworks.verl import Key
 from composer_plugins.objective.registered import is_ours
@@ -85,9 +86,7 @@ SAYS_NOTHING = """
 a critic; a rollout correction without log-probabilities; a loss type of bypass_mode;
 a rollout correction with bypass_mode; an advantage beside another estimator;
 bad rewards beside another estimator; a policy beside verl's loss;
-parameters that the workers do not see; a policy that the workers do not see;
 an advantage that only the workers see; a policy in the workers beside verl's loss;
-a target without the node;
 an advantage that is not the paper's; verl's advantage beside a loss whose paper has another;
 DPPO around the trainer's policy; DPPO without the engine's log-probabilities;
 a bypass without the engine's log-probabilities; a width of micro-batches;

@@ -46,7 +46,6 @@ CASES = (
     Case("an override without its plus", {"composition": [(NO_PLUS, "")]}, NOT_COMPOSED),
     Case("a file that is no YAML", {"composition": [(NO_YAML, "")]}, NOT_COMPOSED),
     Case("a hint in verl 0.8", {"verl": VERL | {"version": "0.8.0"}, "environment": {MODULES: PLUGIN}}, HINT),
-    of_verl("verl 0.5", version="0.5.0"),
     of_verl("verl 0.8 without the variable", version="0.8.0"),
     of_verl("verl that does not import", error="ImportError: libcudart"),
     Case(

@@ -22,13 +22,15 @@ from parity_tests.rigs.verl_wheels import PLUGIN, TARGET, stub
 NODE = {"advantage": "grpo@verl", "policy": "grpo@verl"}
 NODE |= {"policy_params": {"clip_low": 0.1, "clip_high": 0.15, "dual_clip": 1.2}}
 LOSS = "actor_rollout_ref.actor.policy_loss"
+CLIPS = (
+    "actor_rollout_ref.actor.clip_ratio_low=0.1",
+    "actor_rollout_ref.actor.clip_ratio_high=0.15",
+    "actor_rollout_ref.actor.clip_ratio_c=1.2",
+)
 COMMON = (
     "trainer.n_gpus_per_node=1",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2",
-    "actor_rollout_ref.actor.clip_ratio_low=0.1",
-    "actor_rollout_ref.actor.clip_ratio_high=0.15",
-    "actor_rollout_ref.actor.clip_ratio_c=1.2",
     "actor_rollout_ref.rollout.n=16",  # at least the largest group that is drawn
 )
 OURS = (
@@ -117,12 +119,8 @@ def policy_losses(own: Any, ours: Any, keywords: list[tuple[str, ...]]) -> list[
 
 def by_mode(own: Any, keywords: tuple[str, ...]) -> dict[str, list[torch.Tensor]]:
     """GSPO of one batch, this verl's and ours, as two modes reduce it."""
-    from copy import copy
-
     from composer_plugins.conformance.batches import Batch
 
-    own = copy(own)  # GSPO has no dual clip, so clip_ratio_c at another value than verl's default is an error
-    object.__setattr__(own, "clip_ratio_c", 3.0)
     logprobs = -torch.arange(1.0, 7.0, dtype=torch.float64).view(2, 3)
     advantages = torch.tensor([[1.0], [-0.5]], dtype=torch.float64).expand(2, 3).contiguous()
     mask = torch.tensor([[True, True, True], [True, False, False]])
@@ -196,7 +194,7 @@ def main(out: str) -> None:
     registries = {"advantage": ADV_ESTIMATOR_REGISTRY, "policy": POLICY_LOSS_REGISTRY}
     assert "composer" in ADV_ESTIMATOR_REGISTRY, messages
     root = Path(verl.__file__).parent
-    own, ours = configs(root), configs(root, *OURS)
+    own, ours = configs(root, *CLIPS), configs(root, *OURS)
     validate_config(config=ours, use_reference_policy=False, use_critic=need_critic(ours))
     # A worker is sent its part of the config, and makes dataclasses of it there.
     actor = omega_conf_to_dataclass(pickle.loads(pickle.dumps(ours.actor_rollout_ref)).actor)
@@ -217,7 +215,7 @@ def main(out: str) -> None:
         "keywords": keywords,
         "advantages": advantages(own.algorithm, ours.algorithm),
         "policy": policy_losses(omega_conf_to_dataclass(own.actor_rollout_ref.actor), actor, keywords),
-        "by_mode": by_mode(omega_conf_to_dataclass(own.actor_rollout_ref.actor), keywords[0]),
+        "by_mode": by_mode(omega_conf_to_dataclass(configs(root).actor_rollout_ref.actor), keywords[0]),
         "across_a_tool": across_a_tool(own.algorithm),
     }
     torch.save(found, out)

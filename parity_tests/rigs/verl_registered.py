@@ -19,7 +19,9 @@ from composer_plugins.conformance.verl_claims.token_advantages import (
     whitened,
 )
 from composer_plugins.findings import ComposerWarning
-from composer_plugins.testing.draws import Draw, flag
+from composer_plugins.frameworks.verl import VERL
+from composer_plugins.losses.choosing import find_one
+from composer_plugins.testing.draws import Draw
 from parity_tests.rigs.verl_actor import algorithm, composer_actor
 from parity_tests.rigs.verl_drawn import largest_term
 
@@ -42,10 +44,7 @@ LEFT_OUT = {
 
 
 def policy(theirs: str, row: str, options: claims.Options, draw: Draw) -> Iterator[Compared]:
-    """A loss of both registries; options that are not drawn are those of our dialect.
-
-    In half of the draws verl's options set our parameters too, and in the other half `policy_params` does.
-    """
+    """A loss of both registries; options that are not drawn are those of our dialect."""
     batch, mode, info = claims.draw_case(draw)
     if theirs == "geo_mean":  # one mean over all rows, whatever is set
         mode, info = "seq-mean-token-mean", {"global_batch_size": len(batch.mask)}
@@ -55,9 +54,7 @@ def policy(theirs: str, row: str, options: claims.Options, draw: Draw) -> Iterat
     numbers = claims.by_name(drawn if is_main_row else claims.numbers_of(name))
     config = upstream.actor(info, **numbers)
     own, own_gradient, own_metrics = upstream.policy_loss(theirs, batch, config, mode)
-    by_verl = is_main_row and flag(draw, "by verl's options")
-    node = {"policy": row, "policy_params": {} if by_verl else claims.our_params(row, drawn)}
-    config = composer_actor(node, info, **(numbers if by_verl else {}))
+    config = composer_actor({"policy": row, "policy_params": claims.our_params(row, drawn)}, info)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ComposerWarning)  # of a reduction that is not the loss's own
         loss, gradient, metrics = upstream.policy_loss(f"composer/{name}", batch, config, mode)
@@ -123,11 +120,13 @@ def advantage(row: Estimator, draw: Draw) -> Iterator[Compared]:
         batch = batch if dtype == FLOAT64 else cut_to_a_power_of_two(batch)
     switch = {"norm_adv_by_std_in_grpo": row.by_deviation}
     discount = {"gamma": draw.choose(GAMMAS, "gamma")} if row.theirs == "reinforce_plus_plus" else {}
-    config = algorithm(switch | discount, advantage=row.ours, advantage_params=row.params)
+    loss = find_one(row.ours, "advantage").loss
+    params = row.params | VERL.parameters(loss, switch if not row.by_deviation else discount)
+    config = algorithm(advantage=row.ours, advantage_params=params)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ComposerWarning)  # of rewards at masked tokens
         ours = upstream.advantages(f"composer/{row.ours.partition('@')[0]}", batch, config=config)
-    theirs, returns = upstream.estimated(row.theirs, batch, config=config, **switch)
+    theirs, returns = upstream.estimated(row.theirs, batch, config=algorithm(switch | discount), **switch)
     if row.whitened:
         largest, raw = float(batch.rewards.abs().max()), returns
         if "baseline" in row.ours:  # verl returns what is whitened already

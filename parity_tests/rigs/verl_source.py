@@ -26,7 +26,6 @@ PLACES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("policy", "policy_loss.rollout_correction."),
     ),
 }
-CORRECTION = "policy_loss.rollout_correction"
 HOLDERS = ("config", "algorithm", "actor", "kl_ctrl", "pf_ppo", "policy_loss")  # what an option is read from
 
 
@@ -45,8 +44,6 @@ def fields(verl: Path) -> dict[tuple[str, str], object]:
                         constant = isinstance(line.value, ast.Constant)
                         default = line.value.value if constant else ...  # type: ignore[union-attr]
                         found.setdefault((kind, prefix + line.target.id), default)
-    if ("policy", CORRECTION) not in found:  # verl 0.6
-        return {one: default for one, default in found.items() if not one[1].startswith(CORRECTION)}
     return found
 
 

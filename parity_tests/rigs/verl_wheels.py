@@ -20,8 +20,7 @@ INSTALLED = installed("verl")
 FOLDERS = "VERL_WHEELS"  # a folder with one wheel unpacked in <version>/ each
 # What a version imports and the environment may lack, nothing of which is called here.
 STUBS = {
-    "transformers": ("AutoModelForVision2Seq",),  # verl 0.6.1; gone with transformers 5
-    "cachetools": ("LRUCache",),  # verl 0.8.0 and later, as the next two
+    "cachetools": ("LRUCache",),
     "uvicorn": ("Server", "Config"),
     "fastapi": ("FastAPI",),
 }

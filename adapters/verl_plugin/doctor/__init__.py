@@ -13,11 +13,11 @@ from typing import Any
 from composer_plugins.adapters.verl_plugin import upstream
 from composer_plugins.adapters.verl_plugin.doctor import probe
 from composer_plugins.adapters.verl_plugin.doctor.environment import environment
-from composer_plugins.adapters.verl_plugin.doctor.options import Run
+from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run
 from composer_plugins.diagnosis import Examination, Target, ask
 from composer_plugins.errors import ConfigError, did_you_mean
 from composer_plugins.findings import Finding
-from composer_plugins.frameworks.verl import VERL, Key, former
+from composer_plugins.frameworks.verl import VERL, Key
 from composer_plugins.objective.files import one_config
 from composer_plugins.objective.resolve import check_schema, resolve
 
@@ -42,10 +42,9 @@ def without_verl(files: Sequence[Path], overrides: Sequence[str]) -> Iterator[Fi
     table = one_config(files, overrides)
     read = resolve("verl", table, option="--framework")
     yield from read.findings
-    for key in dict.fromkeys([*filter(former, upstream.options(table)), *read.unread]):
+    for key in read.unread:
         remedy = "correct or remove it; with verl installed, the doctor composes the config and knows more"
-        problem, remedy = former(key) or ("it is not understood, and it may bear on the loss", remedy)
-        yield Finding("warning", key, problem, remedy)
+        yield Finding("warning", key, "it is not understood, and it may bear on the loss", remedy)
 
 
 def request_of(files: Sequence[Path], target: Target) -> dict[str, Any]:
@@ -102,10 +101,6 @@ def composition(message: str, meant: str = "") -> Finding:
     kind, _, text = message.partition(": ")
     remedy = did_you_mean([meant]) if meant else "correct the file or the override"
     added = re.search(r"use (\+.+)", text)
-    if added and (renamed := former(added[1].strip(" +").partition("=")[0])):
-        return Finding(
-            "error", "hydra", f"the config cannot be composed: {kind}: {text} {renamed[0]}", renamed[1]
-        )
     if added and meant in ("", added[1].strip()):
         remedy = f"write '{added[1].strip()}'; to replace a whole table, remove the old one first: '~KEY'"
     return Finding("error", "hydra", f"the config cannot be composed: {kind}: {text}", remedy)
@@ -119,5 +114,5 @@ def compared_with(target: Target, facts: Mapping[str, Any], release: upstream.Re
     elif installed:
         text = f"verl {installed} ({target.python})"
     else:
-        return f"verl 0.6 to 0.9 (none is installed for {target.python}; --python names another)"
-    return text + ("; the doctor knows 0.6 to 0.9" if release and release >= upstream.UNTESTED else "")
+        return f"verl 0.8 to 0.9 (none is installed for {target.python}; --python names another)"
+    return text + ("; the doctor knows 0.8 to 0.9" if release and release >= upstream.UNTESTED else "")

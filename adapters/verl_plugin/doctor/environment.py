@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from composer_plugins.adapters.verl_plugin import upstream
-from composer_plugins.adapters.verl_plugin.doctor.options import Run
+from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run
 from composer_plugins.adapters.verl_plugin.upstream import ENTRY_POINT, MODULES, PLUGIN, PLUGINS
 from composer_plugins.diagnosis import Target
 from composer_plugins.findings import Finding
@@ -25,10 +25,6 @@ def environment(facts: Facts, run: Run, target: Target) -> Iterator[Finding]:
         problem = f"{python}, which will train, has no verl"
         remedy = f"{_install(python, 'verl[verl-core]')}, or name the interpreter with --python"
         yield Finding("error", "verl", problem, remedy)
-        return
-    if not upstream.at_least(run.release, upstream.FIRST):
-        problem = f"verl {'.'.join(map(str, run.release or ()))} refuses an estimator that is not its own"
-        yield Finding("error", "verl", problem, "upgrade to 0.6 or later; hints and replay need 0.9")
         return
     yield from _modules(facts)
     if facts["verl"]["error"]:

@@ -10,14 +10,13 @@ from typing import Any
 
 import yaml
 
-from composer_plugins.adapters.verl_plugin.surface import NODE
+from composer_plugins.adapters.verl_plugin.surface import NODE, WORKER_NODE
 from composer_plugins.adapters.verl_plugin.upstream import options
 from composer_plugins.config import at
 from composer_plugins.errors import did_you_mean, near
 from composer_plugins.findings import Finding
-from composer_plugins.frameworks.verl import VERL, Key, former
+from composer_plugins.frameworks.verl import VERL, Key
 
-WORKER_NODE = f"{Key.POLICY_LOSS}.composer"
 TABLES = ("algorithm", "actor_rollout_ref", "data", "trainer")  # others pass any key on, to Ray for example
 
 
@@ -25,10 +24,9 @@ def nearest(key: str, own: Mapping[str, Any], value: Any = None) -> str:
     """Return the key of verl's that `key` may stand for; "" if verl has that key, or none like it.
 
     It is the key of this name in another table, if there is one only, or else the most alike in its table.
-    Its value in `own` has the type of `value`. A name of another release of verl stands for nothing else.
-    A KL in the loss is not the one in the reward.
+    Its value in `own` has the type of `value`. A KL in the loss is not the one in the reward.
     """
-    if former(key) or key in VERL.no_bearing or key in VERL.not_carried:
+    if key in VERL.no_bearing or key in VERL.not_carried:
         return ""
     parts, table = key.split("."), own
     for place, part in enumerate(parts):
@@ -64,10 +62,6 @@ def misspelt(config: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Find
     read = {name: config[name] for name in TABLES if isinstance(config.get(name), Mapping)}
     others = {name: None for name in config if name not in own}  # misspelt tables
     for key in _unknown(read | others, own):
-        if renamed := former(key):
-            problem, remedy = renamed
-            yield Finding("warning", key, problem, remedy)
-            continue
         meant = nearest(key, own, at(config, key))
         if meant or "." in key:
             remedy = did_you_mean([meant]) if meant else _without_a_guess(key, own)

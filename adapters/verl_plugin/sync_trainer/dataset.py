@@ -10,8 +10,8 @@ from typing import Any
 from datasets.fingerprint import Hasher
 
 from composer_plugins import columns
-from composer_plugins.adapters.verl_plugin.doctor.options import missing_columns
 from composer_plugins.adapters.verl_plugin.sync_trainer import prompts
+from composer_plugins.adapters.verl_plugin.sync_trainer.checks import missing_columns
 from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
 from composer_plugins.columns import AGREEING, CHOSEN, HINT, REJECTED, TOOLS, hint_of, hinted_prompt, pairs_of
 from composer_plugins.config import at

@@ -19,9 +19,9 @@ from verl.utils.import_utils import import_external_libs
 from verl.utils.profiler import marked_timer
 
 from composer_plugins.adapters.verl_plugin import surface
-from composer_plugins.adapters.verl_plugin.doctor.options import examined
 from composer_plugins.adapters.verl_plugin.estimators import sessions_of
 from composer_plugins.adapters.verl_plugin.sync_trainer.batch_layout import add_replayed_rows
+from composer_plugins.adapters.verl_plugin.sync_trainer.checks import examined
 from composer_plugins.adapters.verl_plugin.sync_trainer.dataset import check_rows
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import TAID_T
 from composer_plugins.adapters.verl_plugin.sync_trainer.hint import add_teacher_logprobs
@@ -41,7 +41,7 @@ MODELS = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
 class ComposerTrainer(PPOTrainerSync):
     """verl's PPOTrainerSync with the hint and replay channels of `algorithm.composer`.
 
-    Raises ConfigError for the first error in `doctor.options.findings`, before a worker is started.
+    Raises ConfigError for the first error in `checks.findings`, before a worker is started.
     """
 
     # verl compares the name of the mode with "sync" where it decides how to sample.

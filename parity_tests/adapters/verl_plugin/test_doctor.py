@@ -19,7 +19,7 @@ import yaml
 
 from composer_plugins.adapters.verl_plugin import doctor as verl_doctor
 from composer_plugins.adapters.verl_plugin.doctor import probe
-from composer_plugins.adapters.verl_plugin.doctor.options import TARGET
+from composer_plugins.adapters.verl_plugin.surface import TARGET
 from composer_plugins.adapters.verl_plugin.upstream import PLUGIN
 from composer_plugins.diagnosis import Target, ask
 from composer_plugins.findings import Finding
@@ -122,7 +122,6 @@ def test_misspelt_keys_of_overrides_are_all_named_and_the_rest_is_not_judged_by_
         "algorithm.adv_estimater=composer/rlo",
         "actor_rollout_ref.rolout.n=4",
         "+actor_rollout_ref.actor.ppo_epochs=2",
-        "actor_rollout_ref.rollout.val_temperature=0.6",
         "actor_rollout_ref.actor.use_off_policy_loss=True",
     )
     facts = asked(*overrides, LEGACY)
@@ -130,7 +129,6 @@ def test_misspelt_keys_of_overrides_are_all_named_and_the_rest_is_not_judged_by_
         "did you mean 'algorithm.adv_estimator=composer/rlo'?",
         "did you mean 'actor_rollout_ref.rollout.n=4'?",
         "did you mean 'actor_rollout_ref.actor.ppo_epochs=2'?",
-        "set actor_rollout_ref.rollout.val_kwargs.temperature",
         "write '+actor_rollout_ref.actor.use_off_policy_loss=True'; to replace a whole table, remove the old "
         "one first: '~KEY'",
     ]

@@ -11,9 +11,9 @@ from verl.trainer.ppo import core_algos
 
 from composer_plugins.adapters.verl_plugin import estimators, loss, register
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
-from composer_plugins.adapters.verl_plugin.doctor.options import examined
 from composer_plugins.adapters.verl_plugin.estimators import estimator
 from composer_plugins.adapters.verl_plugin.loss import policy_loss
+from composer_plugins.adapters.verl_plugin.sync_trainer.checks import examined
 from composer_plugins.conformance.verl_claims import upstream
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import enforce

@@ -1,8 +1,12 @@
-"""verl's own options beside a loss of ours: each acts as in verl, or an error or a warning says why not."""
+"""verl's own options beside a loss of ours: each acts as in verl, or is an error with the line to paste."""
 
 import re
-from contextlib import suppress
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,25 +15,31 @@ import yaml
 from omegaconf import OmegaConf
 from torch import Tensor
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
-from verl.trainer.ppo.rollout_corr_helper import RolloutCorrectionConfig
 from verl.utils.config import omega_conf_to_dataclass
-from verl.workers.config import ActorConfig
 
 from composer_plugins.adapters.verl_plugin.migration import READ
-from composer_plugins.adapters.verl_plugin.surface import given_options
+from composer_plugins.adapters.verl_plugin.surface import NODE, WORKER_OVERRIDES
+from composer_plugins.adapters.verl_plugin.upstream import moved
 from composer_plugins.adapters.verl_plugin.upstream import options as options_of
-from composer_plugins.conformance.verl_claims.upstream import actor, policy_loss
+from composer_plugins.conformance.batches import Batch, Rollouts
+from composer_plugins.conformance.verl_claims.policy import GEO_MEAN, LOSSES
+from composer_plugins.conformance.verl_claims.upstream import advantages, policy_loss
 from composer_plugins.errors import ConfigError
-from composer_plugins.frameworks.verl import FORMER, OPTIONS, TABLES, ULYSSES, VERL, former
+from composer_plugins.frameworks.contract import NamedLoss, Option
+from composer_plugins.frameworks.verl import OPTIONS, TABLES, ULYSSES, VERL, Key
+from composer_plugins.losses.choosing import find_one
+from composer_plugins.losses.row import Kind
+from composer_plugins.testing.assertions import assert_parity
+from parity_tests.rigs.pasted import to_paste
 from parity_tests.rigs.verl_actor import ONES, algorithm, composer_actor
 from parity_tests.rigs.verl_source import fields, read
+from parity_tests.rigs.verl_trainer import composed
 from parity_tests.rigs.verl_wheels import INSTALLED, wheel
 
 SITE = Path(verl.__file__).parents[1]
-VERSIONS = ("0.6.1", "0.7.1", "0.8.0", INSTALLED)
+VERSIONS = ("0.8.0", INSTALLED)
 # Options whose default differs between verl's releases, or between its YAML, which counts, and its dataclass.
 OTHERWISE = ("data_loader_seed", "rollout_correction.rollout_is")
-FIELDS = ("actor_rollout_ref.actor.use_rollout_log_probs",)  # of a dataclass, in no YAML
 CLASSIFIED = [(option.kind, option.key) for option in OPTIONS]
 
 
@@ -64,24 +74,8 @@ def keys(version: str) -> set[str]:
     return {one for one in found if not re.search("profile|tool_config|nsight", one)}
 
 
-def test_every_option_that_verl_had_and_has_no_more_is_in_a_table_with_its_last_release() -> None:
-    has, lasts = keys(INSTALLED), dict[str, str]()
-    for version in VERSIONS[:-1]:
-        lasts |= dict.fromkeys(keys(version) - has, version.rpartition(".")[0])
-    assert len(lasts) > 100
-    for key, last in lasts.items():
-        told = former(key)
-        assert told is not None and told[0].startswith(f"verl {last} had it"), (key, last, told)
-    for key, (last, now) in FORMER.items():
-        assert not last or key in lasts or any(one.startswith(f"{key}.") for one in lasts) or key in FIELDS
-        target = now.partition("=")[0]
-        tables = {*has, *(one.rsplit(".", 1)[0] for one in has)}
-        assert target in ("", *tables), (key, target)
-        assert key not in has
-
-
 def test_no_option_is_classified_that_verl_does_not_have() -> None:
-    known = {one for version in ("0.6.1", INSTALLED) for one in fields(source(version))}
+    known = {one for version in VERSIONS for one in fields(source(version))}
     assert sorted({*CLASSIFIED} - known) == []
     assert len({*CLASSIFIED}) == len(CLASSIFIED)
 
@@ -116,32 +110,141 @@ def test_the_options_that_cut_sequences_for_several_ranks_are_those_that_verls_e
     assert sorted(found) == sorted(ULYSSES)
 
 
-def test_a_config_of_verls_defaults_gives_no_option() -> None:
-    assert given_options("policy", actor()) == {} == given_options("advantage", OmegaConf.create({}))
-    set_to_null = actor(clip_ratio_low=None, clip_ratio_high=0.3, clip_ratio=0.1)
-    assert given_options("policy", set_to_null) == {"clip_ratio_low": 0.1, "clip_ratio_high": 0.3}
+def actor_of(overrides: Iterable[str]) -> Any:
+    """The actor's config of a worker, in a run with these overrides of main_ppo's command line."""
+    sizes = f"{TABLES['policy']}.use_dynamic_bsz=True"
+    return omega_conf_to_dataclass(composed(sizes, *overrides).actor_rollout_ref.actor)
 
 
-def loss_of(config: ActorConfig) -> Tensor:
-    """The value of `composer`, called as ppo_loss calls it."""
-    return policy_loss("composer", ONES, config, "token-mean")[0]
+def pasted(overrides: Sequence[str], run: Callable[[Sequence[str]], object]) -> tuple[list[str], list[str]]:
+    """The options that the error of `run` says to remove, and the overrides with its line in their place."""
+    keys, line = to_paste(lambda: run(overrides))
+    kept = [one for one in overrides if one.partition("=")[0] not in keys]
+    return keys, [*kept, *shlex.split(line)]
+
+
+LOG_RATIOS = [[0.0, 0.5, 0.3, 1.2], [0.01, -0.02, 0.3, -1.0], [1.3, 0.2, -0.1, 0.0], [-0.9, -0.2, -0.1, 0.0]]
+LOG_RATIOS = torch.tensor(LOG_RATIOS).double()
+LOGPROBS = torch.tensor([-1.3, -1.7, -1.5, -2.0]).double() - 0.1 * LOG_RATIOS.abs()
+ADVANTAGES = torch.tensor([[1.0], [0.5], [-0.8], [-0.3]]).double().expand(4, 4).clone()
+BATCH = Batch(LOGPROBS, LOGPROBS - LOG_RATIOS, ADVANTAGES, LOG_RATIOS != 1.2, None)
+REWARDS = torch.tensor([0.0, 1.0, 1.0, 0.5, 0.25, 2.0]).double()
+TOKENS = torch.zeros(6, 3).double().index_put((torch.arange(6), torch.tensor([2, 1, 2, 0, 2, 2])), REWARDS)
+ROLLOUTS = Rollouts(REWARDS, TOKENS, torch.arange(6) // 3, torch.ones(6, 3).bool())
+OF_LOSSES = {name: one.options for name, one in LOSSES.items()} | {"geo_mean": GEO_MEAN}
+VALUES = {key: values for options in OF_LOSSES.values() for key, values in options.items()}
+VALUES |= {"clip_ratio_low": [0.05], "clip_ratio_high": [0.1], "clip_ratio_c": [1.1]}
+VALUES |= {"norm_adv_by_std_in_grpo": [False], "gamma": [0.5]}
+OWN = [
+    pytest.param(*named.options.values(), named, option, id=f"{named.row} {option.key}")
+    for named in VERL.losses
+    for option in VERL.options_of(named.kind)
+    if VERL.runs(find_one(named.row, named.kind).loss)
+    and option.values(find_one(named.row, named.kind).loss, 0)
+]
+FOR_OURS = (f"{Key.LOSS_MODE}=composer", *shlex.split(WORKER_OVERRIDES))
 
 
 @pytest.mark.filterwarnings("ignore::composer_plugins.findings.ComposerWarning")
-def test_verls_correction_in_the_workers_config_is_an_error_beside_ours() -> None:
-    config = composer_actor({}, rollout_correction=RolloutCorrectionConfig(rollout_is="token"))
-    with pytest.raises(ConfigError, match="set algorithm.rollout_correction.rollout_is") as error:
-        loss_of(config)
-    assert error.value.key == "actor_rollout_ref.actor.policy_loss.rollout_correction.rollout_is"
+@pytest.mark.parametrize("name, named, option", [one for one in OWN if one.values[1].kind == "policy"])
+def test_a_pasted_line_trains_what_verls_own_option_does(name: str, named: NamedLoss, option: Option) -> None:
+    mode, key = named.mode or "token-mean", VERL.key(option)
+
+    def found(loss: str, overrides: Sequence[str]) -> tuple[Tensor, Tensor]:
+        return policy_loss(loss, BATCH, actor_of(overrides), mode)[:2]
+
+    usual = torch.zeros(()) if name == "dro" else found(name, [])[1]  # of dro's there is no default
+    tried = [f"{key}={value}" for value in OF_LOSSES[name][option.key]]
+    given, theirs = next((one, x) for one in tried if not torch.equal((x := found(name, [one]))[1], usual))
+    ours = [*FOR_OURS, f"+{NODE}={{policy: {named.row}}}", given]
+    keys, line = pasted(ours, lambda overrides: found("composer", overrides))
+    loss, gradient = found("composer", line)
+    assert keys == [key]
+    assert_parity(loss, theirs[0], terms=16)
+    assert_parity(gradient, theirs[1], terms=4, what="gradient")
 
 
-def test_dro_beta_is_enough_for_dro_in_the_driver_and_in_a_worker() -> None:
-    node = {"policy": "dro"}
+@pytest.mark.parametrize("name, named, option", [one for one in OWN if one.values[1].kind == "advantage"])
+def test_a_pasted_line_gives_the_advantages_of_verls_own_option(
+    name: str, named: NamedLoss, option: Option
+) -> None:
+    key, value = VERL.key(option), VALUES[option.key][0]
+
+    def found(estimator: str, overrides: Sequence[str]) -> Tensor:
+        config = composed(*overrides, f"{Key.GROUP_SIZE}=3").algorithm
+        own = {"norm_adv_by_std_in_grpo": config.norm_adv_by_std_in_grpo}
+        return advantages(estimator, ROLLOUTS, config=config, **own)
+
+    given = [f"+{NODE}={{advantage: {named.row}}}", f"{key}={value}"]
+    keys, line = pasted(given, lambda overrides: found("composer", overrides))
+    theirs = found(name, [f"{key}={value}"])
+    assert keys == [key] and not torch.equal(theirs, found(name, []))
+    assert_parity(found("composer", line), theirs, terms=18, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("kind", ["policy", "advantage"])
+def test_all_options_of_verls_own_losses_are_one_error(kind: Kind) -> None:
+    own = [one for one in VERL.options_of(kind) if one.acts_by_parameters]
+    others = {"rollout_is": "token", "loss_type": "reinforce", "gdpo_reward_keys": ["a"]}
+    given = [
+        f"++{VERL.key(one)}={others.get(name, VALUES.get(one.key, [not one.default])[0])}"
+        for one in own
+        for name in (one.key.rpartition(".")[2],)
+    ]
+    run = {
+        "policy": lambda overrides: policy_loss("composer/grpo", BATCH, actor_of(overrides), "token-mean"),
+        "advantage": lambda overrides: advantages(
+            "composer/grpo", ROLLOUTS, config=composed(*overrides).algorithm
+        ),
+    }[kind]
+    keys, line = to_paste(lambda: run(given))
+    assert keys == [VERL.key(one) for one in own] and len(keys) == {"policy": 19, "advantage": 6}[kind]
+    assert (
+        shlex.split(line)
+        == {
+            "policy": [
+                f"++{NODE}.policy_params={{clip_low: 0.05, clip_high: 0.1, dual_clip: 1.1}}",
+                *shlex.split(WORKER_OVERRIDES),
+            ],
+            "advantage": [f'++{NODE}.advantage_params={{scale: "none"}}'],
+        }[kind]
+    )
+
+
+def test_a_loss_by_its_name_gets_parameters_from_what_is_pasted() -> None:
+    """It has no other way to our options than the table, of which the error has the overrides too."""
+
+    def trained(overrides: Sequence[str]) -> Tensor:
+        return policy_loss("composer/cispo", BATCH, actor_of(overrides), "token-mean")[1]
+
+    given = [f"{Key.LOSS_MODE}=composer/cispo", f"{TABLES['policy']}.clip_ratio_high=0.1"]
+    _, line = pasted(given, trained)
+    table = composer_actor({"policy": "cispo", "policy_params": {"clip_high": 0.1}})
+    assert torch.equal(trained(line), policy_loss("composer", BATCH, table, "token-mean")[1])
+
+
+def test_the_options_of_the_class_at_its_defaults_are_no_error() -> None:
+    run = composed(f"{TABLES['policy']}.use_dynamic_bsz=True")
+    assert moved("policy", actor_of([])) == {} == moved("policy", run.actor_rollout_ref.actor)
+    assert moved("advantage", run.algorithm) == {} == moved("policy", {}) == moved("advantage", {})
+    null = [f"{TABLES['policy']}.{one}" for one in ("clip_ratio_low=null", "clip_ratio=0.1")]
+    assert moved("policy", actor_of(null)) == {"clip_ratio_low": 0.1, "clip_ratio": 0.1}
+
+    @dataclass
+    class OfARelease:
+        clip_ratio_low: float = 0.3
+
+    assert moved("policy", OfARelease()) == {} and moved("policy", {"clip_ratio_low": 0.3})
+
+
+def test_dro_has_its_beta_from_our_options_alone() -> None:
     mask = torch.ones(2, 3, dtype=torch.long)
     call = {"token_level_rewards": mask.float(), "response_mask": mask, "index": ["a", "a"]}
-    get_adv_estimator_fn("composer")(config=algorithm(**node), **call)
-    assert loss_of(composer_actor(node, dro_beta=0.1)).isfinite()
-    with pytest.raises(
-        ConfigError, match=re.escape("algorithm.composer.policy_params.beta: 'dro' has no def")
-    ):
-        loss_of(composer_actor(node))
+    for params in ({"policy_params": {"beta": 0.1}}, {}):
+        node = {"policy": "dro", **params}
+        for run in (
+            lambda node=node: get_adv_estimator_fn("composer")(config=algorithm(**node), **call),
+            lambda node=node: policy_loss("composer", ONES, composer_actor(node), "token-mean"),
+        ):
+            with nullcontext() if params else pytest.raises(ConfigError, match="beta: 'dro' has no def"):
+                run()

@@ -15,8 +15,8 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
-from composer_plugins.adapters.verl_plugin.doctor.options import Run, findings, wanted_columns
 from composer_plugins.adapters.verl_plugin.surface import node_of, parse_channels, parse_choice
+from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run, findings, wanted_columns
 from composer_plugins.adapters.verl_plugin.upstream import (
     needs_reference,
     options,

@@ -16,14 +16,14 @@ from parity_tests.rigs.calls import calls
 from parity_tests.rigs.verl_actor import composer_actor
 
 # What reads options, of verl or of ours, and what looks a loss up.
-READS = ("given_options", "node_of", "parse_registered", "ComposerConfig.parse", "choose", "parameters_set")
+READS = ("moved", "node_of", "parse_registered", "ComposerConfig.parse", "choose", "not_read")
 Loss = Callable[..., tuple[Tensor, dict[str, float]]]
 
 
-def config_of(**options: Any) -> Any:
+def config_of(**params: float) -> Any:
     """An actor's config with our loss, as verl's worker makes it."""
     counts = {"dp_size": 1, "batch_num_tokens": 8, "global_batch_size": 2}
-    return composer_actor({"policy": "grpo@verl"}, counts, **options)
+    return composer_actor({"policy": "grpo@verl", "policy_params": params}, counts)
 
 
 def called(loss: Loss, config: Any, mode: str = "token-mean") -> float:
@@ -41,7 +41,7 @@ def loss() -> Loss:
 
 
 def test_a_micro_batch_after_the_first_reads_its_counts_and_no_option(loss: Loss) -> None:
-    config = config_of(clip_ratio_high=0.28)
+    config = config_of(clip_high=0.28)
     first = calls(lambda: called(loss, config))
     assert all(first[name] for name in READS), first
     before = called(loss, config)
@@ -53,15 +53,16 @@ def test_a_micro_batch_after_the_first_reads_its_counts_and_no_option(loss: Loss
 
 
 def test_an_option_that_is_changed_in_place_is_read_anew(loss: Loss) -> None:
-    config = config_of(clip_ratio_high=0.1)
+    config = config_of(clip_high=0.1)
     assert called(loss, config) == pytest.approx(-1.1)
+    config.policy_loss.composer["policy_params"]["clip_high"] = 0.15
+    assert called(loss, config) == pytest.approx(-1.15)
     object.__setattr__(config, "clip_ratio_high", 0.15)  # verl's config refuses a plain assignment
-    assert called(loss, config) == pytest.approx(-1.15)
-    config.policy_loss.composer["policy"] = "reinforce"
-    with pytest.raises(ConfigError, match="no effect on the policy 'reinforce'"):
+    with pytest.raises(ConfigError, match="verl reads it for its own losses, and 'grpo' does not"):
         called(loss, config)
+    object.__setattr__(config, "clip_ratio_high", 0.2)
     object.__setattr__(config, "policy_loss", ComposerPolicyLossConfig(composer={"policy": "dapo"}))
-    assert called(loss, config) == pytest.approx(-1.15)
+    assert called(loss, config) == pytest.approx(-1.25)
 
 
 def test_a_length_that_verl_cannot_divide_by_is_an_error_at_every_call(loss: Loss) -> None:
@@ -73,17 +74,17 @@ def test_a_length_that_verl_cannot_divide_by_is_an_error_at_every_call(loss: Los
 
 
 def test_a_mapping_in_place_of_verls_dataclass_is_read_anew_after_a_change(loss: Loss) -> None:
-    table = {"policy_loss": {"composer": {"policy": "grpo@verl"}}, "global_batch_info": {}}
-    config = OmegaConf.create({"clip_ratio_high": 0.1, **table})
+    node = {"policy": "grpo@verl", "policy_params": {"clip_high": 0.1}}
+    config = OmegaConf.create({"policy_loss": {"composer": node}, "global_batch_info": {}})
     assert called(loss, config) == pytest.approx(-1.1)
-    config.clip_ratio_high = 0.2
+    config.policy_loss.composer.policy_params.clip_high = 0.2
     assert called(loss, config) == pytest.approx(-1.2)
 
 
 def test_another_config_or_mode_is_parsed_for_itself(loss: Loss) -> None:
-    values = [called(loss, config_of(clip_ratio_high=high)) for high in (0.1, 0.15, 0.1)]
+    values = [called(loss, config_of(clip_high=high)) for high in (0.1, 0.15, 0.1)]
     assert values == pytest.approx([-1.1, -1.15, -1.1])
-    config = config_of(clip_ratio_high=0.28)
+    config = config_of(clip_high=0.28)
     called(loss, config)
     assert called(loss, config, "token-sum") == 4 * called(loss, config, "seq-mean-token-mean") * 2
     with pytest.raises(ConfigError, match="sum-nrom"):
@@ -103,6 +104,6 @@ def test_an_estimator_parses_its_options_at_its_first_step_only() -> None:
     found = calls(step)
     assert not [name for name in READS if found[name]], found
     scaled = step()
-    config.norm_adv_by_std_in_grpo = False
+    config.composer.advantage_params = {"scale": "none"}
     assert not torch.equal(step(), scaled)
     assert step().tolist() == [[-1.0, -1.0], [1.0, 1.0]]

@@ -1,6 +1,6 @@
-"""The adapter in verl 0.6.1, 0.7.1 and 0.8.0, each installed without dependencies, and in the installed one.
+"""The adapter in verl 0.8.0, installed without dependencies, and in the installed one.
 
-`nox -s verl` makes the folders and names them in VERL_WHEELS. `verl_probe.py` is what runs in each.
+`nox -s verl` makes the folder and names it in VERL_WHEELS. `verl_probe.py` is what runs in each.
 """
 
 from pathlib import Path
@@ -16,17 +16,12 @@ from composer_plugins.frameworks.verl import MODES
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs.verl_drawn import largest_term
 from parity_tests.rigs.verl_probe import NODE
-from parity_tests.rigs.verl_wheels import INSTALLED, TARGET, probe, start, wheel
+from parity_tests.rigs.verl_wheels import INSTALLED, PLUGIN, TARGET, probe, start, wheel
 
-VERSIONS = ("0.6.1", "0.7.1", "0.8.0", INSTALLED)
-NORM = "seq-mean-token-sum-norm"
-
-
-# The oldest and the installed version, and in the slow suite those between them.
-MARKED = [pytest.param(one, marks=pytest.mark.slow if one in VERSIONS[1:-1] else ()) for one in VERSIONS]
+VERSIONS = ("0.8.0", INSTALLED)
 
 
-@pytest.fixture(scope="module", params=MARKED)
+@pytest.fixture(scope="module", params=VERSIONS)
 def version(request: pytest.FixtureRequest) -> str:
     """One of verl's versions."""
     return str(request.param)
@@ -85,15 +80,12 @@ def test_a_policy_loss_is_that_versions_vanilla_by_its_workers_keywords(
     assert all({"log_prob", "config", "response_mask"} <= set(names) for names in found["keywords"])
     modes = {mode for mode in MODES if version == INSTALLED or mode != "token-sum"}  # since 0.9.0
     assert {row["mode"] for row in found["policy"]} == modes
-    assert any(row["info"] for row in found["policy"]) == (version != "0.6.1")  # before 0.7: no counts
     kernel = row_kernel("policy", "grpo@verl", **NODE["policy_params"])
     for row in found["policy"]:
         batch, (loss, gradient, logged) = row["batch"], row["ours"]
         if "rollout_is_weights" not in row["keywords"]:
             batch = batch._replace(weights=None)
-        # Before 0.7.1 this mode was divided by the width alone.
-        info = {"global_batch_size": 1} if (version, row["mode"]) == ("0.6.1", NORM) else row["info"]
-        largest = largest_term(kernel, batch, row["mode"], info)
+        largest = largest_term(kernel, batch, row["mode"], row["info"])
         theirs, their_gradient, _ = row["theirs"]
         assert_parity(loss, theirs, terms=batch.mask.numel(), magnitude=largest)
         assert_parity(gradient, their_gradient, terms=batch.mask.shape[-1])
@@ -119,11 +111,15 @@ def test_before_0_9_verl_forgets_a_return_at_a_tools_tokens_and_we_do_not(
         assert_parity(ours, theirs, terms=16)
 
 
-def test_what_keeps_verl_from_loading_our_plugin_is_a_warning() -> None:
-    """verl 0.6.1 cannot be imported whole beside transformers 5; `import verl` hides that, ours does not."""
-    done = start(["-c", "import verl"], wheel("0.6.1"))
+def test_an_older_verl_is_one_line_that_says_what_to_install(tmp_path: Path) -> None:
+    """`import verl` hides the error of a plugin, so it is a warning."""
+    (tmp_path / "sitecustomize.py").write_text("import verl\nverl.__version__ = '0.7.1'")
+    done = start(
+        ["-c", f"import {PLUGIN}"], tmp_path, VERL_USE_EXTERNAL_MODULES="", VERL_USE_EXTERNAL_PLUGINS="none"
+    )
     assert done.returncode == 0
-    assert "adv_estimator=composer will be unknown: ImportError: cannot import name" in done.stderr
+    line = "verl: it is verl 0.7.1, and composer-plugins runs in verl 0.8 and 0.9; install it: pip install"
+    assert f"not registered in verl: ConfigError: {line}" in done.stderr
 
 
 @pytest.mark.slow

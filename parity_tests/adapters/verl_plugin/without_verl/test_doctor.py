@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from composer_plugins.adapters.verl_plugin import doctor as verl_doctor
-from composer_plugins.adapters.verl_plugin.doctor.options import absent_files, file_columns
 from composer_plugins.adapters.verl_plugin.surface import TRAINER
+from composer_plugins.adapters.verl_plugin.sync_trainer.checks import absent_files, file_columns
 from composer_plugins.adapters.verl_plugin.upstream import PLUGIN
 from composer_plugins.diagnosis import Target
 from composer_plugins.errors import ConfigError
@@ -21,7 +21,6 @@ from parity_tests.cases import verl_environment as environments
 from parity_tests.cases.recorded import assert_told, findings_in_words, recorded
 from parity_tests.cases.verl_config import (
     ACTOR,
-    CORRECTION,
     DAPO,
     DEFAULTS,
     DISTILLATION,
@@ -105,7 +104,8 @@ def test_every_mistake_in_the_options_is_found_at_once() -> None:
     params = {"clip_hihg": 0.3, "clip_low": -3}
     inert = loss(kl_cov_ratio=0.1) | actor(tau_pos=2.0)
     found = judged(tree(OURS | PAPERS | both(**options, policy_params=params) | inert))
-    expected = [*node(**options), *(f"{NODE}.policy_params.{name}" for name in params), *inert]
+    expected = [*node(**options), *(f"{NODE}.policy_params.{name}" for name in params)]
+    expected.append(f"{ACTOR}.tau_pos, {LOSS}.kl_cov_ratio")
     assert sorted(one.key for one in found) == sorted(expected)
 
 
@@ -173,7 +173,8 @@ def test_the_version_that_is_told_is_the_one_judged_by() -> None:
     found = judged(None, "0.8")
     check(found[0], MODULES, "verl 0.8 will know no estimator no entry points")
     assert judged(None, "0.8", environment={MODULES: PLUGIN}) == []
-    check(judged(None, "0.5.0")[0], "verl", "verl 0.5 refuses")
+    with pytest.raises(ConfigError, match="^verl: it is verl 0.7.1, .* pip install 'verl>=0.8,<0.10'"):
+        judged(None, "0.7.1")
     with pytest.raises(ConfigError, match="--version: 'newest' is not a version; write it as 0.9.1"):
         judged(None, "newest")
 
@@ -248,25 +249,22 @@ def test_the_exit_status_is_1_for_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(verl_doctor, "ask", lambda *_, **__: answered(None, **NO_VERL.answers))
     status, shown = run("--verl", "--python", "py")
     assert status == 1 and shown.startswith("error: verl\n  py, which will train, has no verl\n  -> uv pip")
-    assert "the environment: 1 error, against verl 0.6 to 0.9 (none is installed for py" in shown
+    assert "the environment: 1 error, against verl 0.8 to 0.9 (none is installed for py" in shown
 
 
 def test_without_verl_a_config_is_read_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(verl_doctor, "ask", lambda *_, **__: answered(None, **NO_VERL.answers))
-    veto = f"{CORRECTION}.rollout_token_veto_threshold"
     file = tmp_path / "my.yaml"
     mine = OURS | {
         LOSS_MODE: "composer",
         f"{NODE}.advantage": "grop",
-        veto: 1e-4,
         f"{ACTOR}.lossmode": "gspo",
     }
     file.write_text(json.dumps(changed({"defaults": ["ppo_trainer", "_self_"]}, mine)))
     found = verl_doctor.examine([file], Target("py", None, (f"{ACTOR}.loss_mode=gspo",)))
     assert found.against.endswith("read by itself")
     remedies = {one.key: one.remedy for one in found.findings}
-    assert remedies.keys() == {"verl", f"{NODE}.advantage", veto, f"{ACTOR}.lossmode", f"{ACTOR}.loss_mode"}
-    assert remedies[f"{ACTOR}.loss_mode"] == f"set {LOSS_MODE}" and remedies[veto].startswith("remove it")
+    assert remedies.keys() == {"verl", f"{NODE}.advantage", f"{ACTOR}.lossmode", f"{ACTOR}.loss_mode"}
     assert remedies[f"{NODE}.advantage"] == "did you mean 'grpo'?"
     worker = {"worker": {"actor": {"clip_ratio_high": 0.3}}}  # EasyR1's
     file.write_text(json.dumps(worker))
@@ -300,7 +298,7 @@ def test_the_help_says_what_verl_is_given() -> None:
 
 def test_a_release_that_nobody_has_read_is_marked() -> None:
     facts, target = answered(None, verl=VERL | {"version": "0.10.0"}), Target("py", None)
-    known = "verl 0.10.0 (py); the doctor knows 0.6 to 0.9"
+    known = "verl 0.10.0 (py); the doctor knows 0.8 to 0.9"
     assert verl_doctor.compared_with(target, facts, (0, 10)) == known
 
 
@@ -308,7 +306,7 @@ def test_the_doctor_loads_neither_verl_nor_hydra() -> None:
     program = (
         "import sys, warnings; warnings.simplefilter('error', UserWarning)\n"
         "from composer_plugins.adapters.verl_plugin import doctor\n"
-        "from composer_plugins.adapters.verl_plugin.doctor import options as r\n"
+        "from composer_plugins.adapters.verl_plugin.sync_trainer import checks as r\n"
         f"facts = {FACTS!r} | {{'config': {tree(HINT)!r}}}\n"
         f"facts['findings'] = r.findings(r.Run(facts['config']), facts, {PARQUET!r})\n"
         "assert not list(doctor.judge(facts, doctor.Target('python', None), (0, 9)))\n"

@@ -1,13 +1,10 @@
 """Keys that verl does not have: which of its keys is meant, and what hydra's override should have been."""
 
-from copy import deepcopy
 from typing import Any
 
 import pytest
 
-from composer_plugins.adapters.verl_plugin.doctor import composition, misspelt
-from composer_plugins.frameworks.verl import Key
-from parity_tests.cases.verl_config import changed
+from composer_plugins.adapters.verl_plugin.doctor import misspelt
 
 OWN: dict[str, Any] = {
     "algorithm": {"adv_estimator": "gae", "gamma": 1.0, "composer": None, "kl_ctrl": {"kl_coef": 0.001}},
@@ -41,7 +38,6 @@ OWN: dict[str, Any] = {
         ("algorithm.adv_estimator", ""),
         ("algorithm.composer.hint_wieght", ""),  # an option of ours, which other rules examine
         ("actor_rollout_ref.rollout.engine_kwargs.vllm", ""),  # a table that takes every key
-        ("actor_rollout_ref.rollout.val_temperature", ""),  # of verl before 0.6
         ("actor_rollout_ref.rollout.max_temperature", ""),  # another word before a name of verl's
         ("actor_rollout_ref.actor.use_off_policy_loss", ""),
         ("actor_rollout_ref.rollout.seed", ""),  # of verl 0.9, which these own options are not
@@ -70,29 +66,6 @@ def test_without_a_guess_the_keys_that_have_it_in_their_names_are_listed() -> No
 )
 def test_a_key_whose_value_has_another_type_is_not_meant(key: str, value: Any) -> None:
     assert misspelt.nearest(key, OWN) and not misspelt.nearest(key, OWN, value)
-
-
-@pytest.mark.parametrize(
-    ("key", "problem", "remedy"),
-    [
-        (
-            "algorithm.rollout_correction.rollout_token_veto_threshold",
-            "verl 0.6 had it, and verl 0.9.1 does not have it",
-            "remove it: nothing stands in its place",
-        ),
-        ("actor_rollout_ref.actor.loss_mode", "verl before 0.6 had it", f"set {Key.LOSS_MODE}"),
-        ("critic.model.fsdp_config.fsdp_size", "verl 0.7 had it", "set critic.fsdp.fsdp_size"),
-        ("algorithm.rollout_correction.use_policy_gradient", "verl 0.6 had it", "loss_type=reinforce"),
-    ],
-)
-def test_an_option_of_another_release_is_named_as_one(key: str, problem: str, remedy: str) -> None:
-    config = changed({}, {key: 1})
-    own = changed(deepcopy(OWN), {"algorithm.rollout_correction.rollout_is": None, "critic.fsdp.dtype": "b"})
-    if not key.startswith("critic"):  # whose table is not read, because it passes other keys on
-        (one,) = misspelt.misspelt(config, own)
-        assert one.problem.startswith(problem) and remedy in one.remedy
-    message = f"ConfigCompositionException: Could not override. To append to your config use +{key}=1"
-    assert remedy in composition(message, f"+{key}=1").remedy
 
 
 def test_a_key_that_verl_does_not_have_is_a_warning_but_not_a_users_table() -> None:
