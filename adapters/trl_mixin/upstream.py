@@ -44,7 +44,7 @@ from composer_plugins.columns import (
     tools_of,
 )
 from composer_plugins.errors import ConfigError, DataError, in_a_line
-from composer_plugins.frameworks.trl import TESTED, TRAINERS_WITH_A_POLICY, OwnPolicy
+from composer_plugins.frameworks.trl import LOSS_OPTIONS, TESTED, TRAINERS_WITH_A_POLICY, OwnPolicy
 from composer_plugins.losses.masks import boolean_mask
 
 OLDEST = "1.0"
@@ -238,6 +238,12 @@ class PolicyForward:
             remedy = "let it call super()._compute_loss(model, inputs), or that method, once"
             raise ConfigError(self._trainer, problem, remedy)
         return self._outputs[0]
+
+
+def moved(args: GRPOConfig) -> dict[str, Any]:
+    """The options of TRL's loss that are not at the default of GRPOConfig, with their values."""
+    found = {name: getattr(args, name, None) for name in LOSS_OPTIONS}
+    return {name: value for name, value in found.items() if value != DEFAULTS.get(name)}
 
 
 def accumulation_steps(trainer: GRPOTrainer) -> int:

@@ -59,7 +59,6 @@ FACTOR = "as in TRL: it multiplies the policy loss of each token"
 WEIGHTS = f"{FACTOR}; with `vespo` it enters the weight of the sequence"
 BEFORE = "as in TRL, which applies it before any loss is computed"
 DENOMINATOR = "as in TRL, where the denominator depends on it"
-LEVEL = "`sequence` is accepted with `gspo` and `luspo`, which have that level, and is an error with others"
 CORRECTED_KL = (
     "as in TRL; the ratio is of the sequence with `gspo` and `luspo`, and of the token with all others"
 )
@@ -84,7 +83,8 @@ def _acts(effect: str, only_with: tuple[str, Any] | None = None, **defaults: obj
 # Every option that TRL reads for the loss of a batch: in `_compute_loss`, in the methods it calls, and in
 # `_generate_and_score_completions` after the generation. A test reads this list and the defaults from TRL.
 OPTIONS = (
-    # Of the policy loss. Where two of them set one parameter, the later one wins, as in TRL.
+    # Of TRL's own policy losses, and an error beside ours, with the parameters of ours that they are. Where
+    # two of them set one parameter, the later one wins, as in TRL.
     Option(key="epsilon", default=0.2, sets=(Sets(("clip_low", "clip_high"), CLIPPED),)),
     # TRL caps the ratio of cispo at epsilon_high, and ours at 1 + clip_high.
     Option(
@@ -99,7 +99,7 @@ OPTIONS = (
     _sets("vespo_k_neg", 3.0, "k_neg", "vespo"),
     _sets("vespo_lambda_neg", 2.0, "lambda_neg", "vespo"),
     *_acts(CHOOSES, loss_type="dapo"),
-    *_acts(LEVEL, importance_sampling_level="token"),
+    Option(key="importance_sampling_level", default="token"),  # each loss of ours has its own
     # Of the other terms of TRL's loss.
     *_acts(OWN_TERM, beta=0.0),
     *_acts(CORRECTED_KL, use_bias_correction_kl=True),

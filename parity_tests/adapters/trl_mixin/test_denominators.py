@@ -117,7 +117,10 @@ def test_a_copied_config_has_no_loss_type_that_nobody_set() -> None:
             "their tokens (as in the paper: loss_type is not set)",
         ),
         (
-            {"policy": "grpo@trl", "loss_type": "dr_grpo", "epsilon_high": 0.3, "hint_weight": 0.5},
+            {
+                **{"policy": "grpo@trl", "loss_type": "dr_grpo", "hint_weight": 0.5},
+                "policy_params": {"clip_high": 0.3},
+            },
             "1 * policy grpo@trl(clip_low=0.2, clip_high=0.3), the mean over completions of their sum over "
             "tokens / max_completion_length (set by loss_type=dr_grpo) + 0.5 * hint jsd(beta=0.5, ",
         ),
@@ -128,5 +131,7 @@ def test_the_log_says_which_loss_runs(
 ) -> None:
     caplog.set_level(logging.INFO, logger="composer_plugins")
     tiny.trainer(**options)
-    (record,) = [record for record in caplog.records if record.name == "composer_plugins"]
-    assert record.getMessage().startswith(f"composer loss = {line}")
+    first, *second = [one.getMessage() for one in caplog.records if one.name == "composer_plugins"]
+    assert first.startswith(f"composer loss = {line}")
+    unread = "TRL's options for the parameters of its own policy losses are not read"
+    assert [one.endswith(unread) for one in second] == [True] * ("policy" in options)

@@ -9,6 +9,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.upstream import policy_tensors
+from composer_plugins.frameworks.trl import TRL
+from composer_plugins.losses.choosing import choose
 from parity_tests.rigs import tiny
 
 has_entropy_bonus = pytest.mark.skipif(
@@ -69,7 +71,10 @@ def test_grpo_through_our_kernel_equals_trl(loss_type: str, extra: dict[str, Any
         options |= {"policy_model": str(tmp_path), "max_steps": 2}
         options |= {"model_init_kwargs": {"dtype": torch.float64}}
     theirs = tiny.gradients(tiny.trainer(**options))
-    ours = tiny.trainer(policy="luspo" if "importance_sampling_level" in extra else "grpo", **options)
+    policy = "luspo" if options.pop("importance_sampling_level", "") else "grpo"
+    row = choose("policy", policy).loss
+    given = {key: options.pop(key) for key in ("epsilon", "epsilon_high", "delta") if key in options}
+    ours = tiny.trainer(policy=policy, policy_params=TRL.parameters(row, given), **options)
     assert max(map(tiny.relative_difference, theirs, tiny.gradients(ours))) <= tiny.FLOAT32
     ratios = [e["composer/policy/ratio"] for e in ours.state.log_history if "loss" in e]
     assert any(abs(ratio - 1) > 0.01 for ratio in ratios), "the ratios never left 1"
