@@ -176,11 +176,8 @@ class ComposerLossMixin(_Trainer):
     ) -> dict[str, Any]:
         before_training.check_streamed(self, self._data_channels, inputs)
         self._prompts = None
-        own_prompts = upstream.prompts_before_reset(self, inputs)
         # It calls _calculate_rewards.
         output = super()._generate_and_score_completions(inputs, *args, **kwargs)
-        for row, prompt in own_prompts:
-            row["prompt"] = prompt
         if self._data_channels:
             before_training.check_rollouts(self, len(inputs), output)
         if self._prompts is None and (self._hint is not None or self._watches_reset):

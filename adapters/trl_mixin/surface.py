@@ -24,14 +24,12 @@ from composer_plugins.errors import ConfigError, not_available, unknown
 from composer_plugins.findings import Finding, Findings, enforce, error_of
 from composer_plugins.frameworks.contract import parameters_of
 from composer_plugins.frameworks.trl import (
-    BY_TOKENS,
     LOSS_OPTIONS,
     LOSS_TYPES,
     MODES,
     MODES_IN_WORDS,
     NOT_OPTIONS,
     OTHER_LOSSES,
-    SINCE,
     TOKEN_WEIGHTS,
     TRL,
 )
@@ -70,9 +68,6 @@ def unknown_option(name: str, known: Iterable[str], given: Mapping[str, Any]) ->
     if name in NOT_OPTIONS:
         problem, remedy = NOT_OPTIONS[name]
         return ConfigError(name, problem, remedy)
-    if name in SINCE:
-        problem = f"the installed TRL {upstream.VERSION} does not have it"
-        return ConfigError(name, problem, f"install trl {SINCE[name]} or newer, or remove it")
     return config.unknown_option(name, known, given.get("policy"), TRL)
 
 
@@ -289,9 +284,14 @@ class ComposerGRPOConfig(GRPOConfig):
             problem = "it is True, which drops the columns that the hint and replay channels read"
             remedy = "leave it False, TRL's default for GRPO"
             wrong.append(Finding("error", "remove_unused_columns", problem, remedy))
+        if config.on_bad_reward == "drop" and not upstream.leaves_out_unrewarded():
+            problem = (
+                f"it is 'drop', and TRL {upstream.VERSION} gives a completion without a reward the reward 0"
+            )
+            remedy = "set it to 'zero', or install trl 1.16 or newer"
+            wrong.append(Finding("error", "on_bad_reward", problem, remedy))
         wrong += [] if wrong else self._length_of_the_denominator(found)
         yield from [*wrong, *findings]
-        yield from () if wrong else self._of_this_trl(found)
 
     def get_process_log_level(self) -> int:
         """The log level of this process. ConfigError if a trainer without the mixin is made with this config.
@@ -411,39 +411,6 @@ class ComposerGRPOConfig(GRPOConfig):
                     problem = f"it is {given[option.key]!r}, and TRL's loss {row.name!r} does not read it"
                     remedy = "set the loss_type that reads it, or remove it"
                     yield Finding("warning", option.key, problem, remedy)
-
-    def _of_this_trl(self, found: Resolved) -> Iterator[Finding]:
-        """Yield what the installed version of TRL computes otherwise than the later ones."""
-        version, config, mode = upstream.VERSION, found.composer, found.mode
-        if upstream.liger_replaces_the_loss(self) and self.changes_loss:
-            problem = f"TRL {version} then computes its loss with Liger, without the composer loss"
-            yield Finding(
-                "error", "use_liger_kernel", problem, "set it to False, or install trl 1.14 or newer"
-            )
-        if config.on_bad_reward == "drop" and not upstream.leaves_out_unrewarded():
-            problem = f"it is 'drop', and TRL {version} gives a completion without a reward the reward 0"
-            yield Finding("error", "on_bad_reward", problem, "set it to 'zero', or install trl 1.16 or newer")
-        if upstream.counts_tokens_of_the_step():
-            return
-        if found.policy is None:
-            term, loss_type = "policy loss", self.loss_type or upstream.DEFAULTS["loss_type"]
-            channels = config.hint_weight > 0 or config.replay_weight > 0
-            by_tokens = channels and loss_type in BY_TOKENS
-        else:
-            term = "KL and entropy bonus"
-            by_tokens = bool(self.beta or getattr(self, "entropy_coef", 0)) and mode == "token-mean"
-            if self.beta and mode == "seq-mean-token-sum":
-                problem = f"with this denominator TRL {version} averages its KL over the padding too"
-                yield Finding(
-                    "warning", "beta", problem, "set loss_type='grpo', or install trl 1.10 or newer"
-                )
-        steps, generated = self.gradient_accumulation_steps, self.steps_per_generation
-        if by_tokens and steps != generated:
-            problem = f"it is {generated}, gradient_accumulation_steps is {steps}, and TRL {version} divides "
-            problem += f"its {term} by the tokens of all {generated} micro-batches, which scales it by "
-            problem += f"{steps}/{generated}"
-            remedy = "make them equal, or install trl 1.10 or newer"
-            yield Finding("warning", "steps_per_generation", problem, remedy)
 
     def _mode(self, choice: Choice) -> tuple[str, str]:
         """How our policy loss is reduced, a key of `MODES_IN_WORDS`, and what decided so.

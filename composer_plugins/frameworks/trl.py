@@ -13,7 +13,7 @@ from composer_plugins.frameworks.contract import (
 )
 
 # The releases that the adapter is tested with, by `nox -s trl_versions`. `conform` compares the last.
-TESTED = ("1.0.0", "1.5.1", "1.9.0", "1.14.0", "1.16.0")
+TESTED = ("1.9.0", "1.14.0", "1.16.0")
 
 # TRL's loss_type: its row where importance_sampling_level is "token", and where it is "sequence"; what it is
 # divided by. "bnpo" is a token mean over one micro-batch, so it depends on how the batch is cut.
@@ -29,7 +29,6 @@ LOSS_TYPES: dict[str, tuple[str, str | None, str]] = {
     "vespo": ("vespo@trl", "vespo@trl", "token-mean"),
 }
 OTHER_LOSSES = ("cispo", "sapo", "vespo")  # losses of their own, and no denominator of the clipped one
-BY_TOKENS = ("dapo", "cispo", "vespo")  # whose denominator is a number of tokens of the whole batch
 # The values of loss_type that are only a denominator, and the aggregation mode of each.
 MODES = {name: mode for name, (_, _, mode) in LOSS_TYPES.items() if name not in OTHER_LOSSES}
 OF_MODES = {mode: name for name, mode in MODES.items()}  # "token-sum" has none, and no KL
@@ -140,23 +139,6 @@ NAMES = {
     "distillation_alpha": (Sets(("beta",), ("jsd",)), Sets(("alpha",), ("sdpo",))),
     "distillation_is_clip": (Sets(("ratio_cap",), ("sampled_token", "sdpo")),),
     "simpo_gamma": (Sets(("gamma_beta_ratio",), (), Conversion(text="simpo_gamma / beta")),),
-}
-
-# Options of GRPOConfig that a supported version of TRL may not have, and the version that brought them.
-SINCE = {
-    "vllm_importance_sampling_clip_max": "1.6",
-    "vllm_importance_sampling_clip_min": "1.6",
-    "router_aux_loss_coef": "1.7",
-    "transformers_continuous_batching_config": "1.7",
-    "trust_remote_code": "1.7",
-    "use_transformers_continuous_batching": "1.7",
-    "entropy_coef": "1.8",
-    "entropy_coef_delta": "1.8",
-    "entropy_coef_max": "1.8",
-    "entropy_coef_min": "1.8",
-    "entropy_target": "1.8",
-    "use_adaptive_entropy": "1.8",
-    "log_multimodal": "1.9",
 }
 
 # vllm_importance_sampling_mode as a correction of the catalogue, with its level and its bounds.
