@@ -79,15 +79,8 @@ TRL = ["-e", ".[test,trl,demo]", "peft", "deepspeed", "requests", "httpx", "jmes
 OLDER_VERLS = ("0.8.0",)
 
 # The tests of TRL's adapter run with these too: their code alone, beside the packages of the session.
-# Before TRL 1.8 tool calls need a transformers before 5.13.
-BEFORE_5_13 = ("transformers==5.12.1", "tokenizers==0.22.2", "huggingface_hub==1.33.0")
-OLDER_TRLS: dict[str, tuple[str, ...]] = {
-    "1.0.0": BEFORE_5_13,
-    "1.5.1": BEFORE_5_13,
-    "1.9.0": (),
-    "1.14.0": (),
-}
-REFUSED_TRLS = ("0.29.1", "1.15.0")  # a test imports the adapter beside them, whichever version is tested
+OLDER_TRLS = ("1.9.0", "1.14.0")
+REFUSED_TRL = "1.8.0"  # a test imports the adapter beside it, whichever version is tested
 REFUSED_TEST = "parity_tests/adapters/trl_mixin/test_versions.py::test_importing_the_adapter"
 TRL_TESTS = [
     "versions",
@@ -98,6 +91,8 @@ TRL_TESTS = [
     "peft",
     "environment_hints",
     "environments",
+    "metrics",
+    "not_finite",
 ]
 
 # The recipes with a command of their own, and its arguments; None where a test runs the whole command.
@@ -231,11 +226,12 @@ def trl_versions(session: nox.Session) -> None:
     session.run(sys.executable, "-m", "nox", "-s", "trl", "--install-only")
     folder = Path(".nox/trl").resolve()
     python = str(folder / "bin" / "python")
-    for version in (*chosen, *REFUSED_TRLS):
+    for version in (*chosen, REFUSED_TRL):
         wheel = folder / "wheels" / version
         if version != newest and not (wheel / "trl").is_dir():
-            packages = (f"trl=={version}", *OLDER_TRLS.get(version, ()))
-            session.run(python, "-m", "pip", "install", "--no-deps", "--target", str(wheel), *packages)
+            session.run(
+                python, "-m", "pip", "install", "--no-deps", "--target", str(wheel), f"trl=={version}"
+            )
     session.env["TRL_WHEELS"] = str(folder / "wheels")
     tests = [f"parity_tests/adapters/trl_mixin/test_{name}.py" for name in TRL_TESTS]
     for version in chosen:

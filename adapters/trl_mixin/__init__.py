@@ -1,4 +1,4 @@
-"""The composer loss inside TRL's `GRPOTrainer` (TRL 1.0 to 1.16): policy, hint and replay.
+"""The composer loss inside TRL's `GRPOTrainer` (TRL 1.9 to 1.16): policy, hint and replay.
 
     from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
 

@@ -89,6 +89,8 @@ def bypassed(trainer: Any) -> ConfigError:
     """The error for a trainer whose steps do not call the `_compute_loss` of the mixin."""
     problem = "its loss bypasses ComposerLossMixin._compute_loss, so the channels have no effect"
     remedy = "call super() in its compute_loss and _compute_loss"
+    if trainer.args.use_liger_kernel:
+        remedy = f"set use_liger_kernel=False: TRL before 1.14 then has Liger's loss. Otherwise {remedy}"
     return ConfigError(type(trainer).__name__, problem, remedy)
 
 

@@ -46,6 +46,7 @@ from composer_plugins.objective.objective import (
     channels_of,
     named_policy,
 )
+from composer_plugins.objective.options import parameters_set
 
 # Options that decide how the batch is made and cut, and no term of the loss.
 BATCH = {"gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "num_iterations"}
@@ -198,11 +199,15 @@ def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice, list[
     sampled = {name: table[name] for name in SAMPLING.keys() & table.keys()}
     found = list((_made(values | sampled) if sampled else options).findings())
     if own:
-        values |= own
-        row = choose("policy", values["policy"]).loss
+        row = choose("policy", own["policy"]).loss
         # TRL's own loss does not read what our loss has no parameter for.
-        unread = {name for name, one in LOSS_OPTIONS.items() if one.sets and not one.values(row, 0.0)}
-        options = _made({name: value for name, value in values.items() if name not in unread})
+        given = {name: x for name, x in upstream.moved(options).items() if LOSS_OPTIONS[name].values(row, x)}
+        params = parameters_set(TRL, row, {}, given, params_key="policy_params")
+        own["policy_params"] = {name: one.value for name, one in params.items()}
+        ours = {
+            name: x for name, x in values.items() if not LOSS_OPTIONS.get(name, LOSS_OPTIONS["beta"]).sets
+        }
+        options = _made(ours | own)
     policy = options.resolved.policy
     assert policy is not None
     return options, policy, found
@@ -233,11 +238,10 @@ def _own_loss(values: Mapping[str, Any]) -> dict[str, Any]:
     if name is None:
         problem = f"with importance_sampling_level={level!r}, {kind!r} is not a loss of the catalogue"
         raise ConfigError("loss_type", problem, f"set one of {', '.join(LOSS_TYPES)}")
-    ours = name.partition("@")[0]
     return {
         "policy": name,
         "loss_type": kind if kind in MODES else None,
-        "importance_sampling_level": "sequence" if ours in SEQUENCE_LEVEL else "token",
+        "importance_sampling_level": "token",
     }
 
 

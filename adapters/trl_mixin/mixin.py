@@ -18,8 +18,9 @@ from composer_plugins.adapters.trl_mixin.teachers import EmaTeacher, InitialWeig
 from composer_plugins.columns import template_messages
 from composer_plugins.diagnosis import log_info
 from composer_plugins.errors import ConfigError
-from composer_plugins.frameworks.trl import OF_MODES, SEQUENCE_LEVEL
+from composer_plugins.frameworks.trl import OF_MODES, SEQUENCE_LEVEL, TRL
 from composer_plugins.kernels.composer import composer
+from composer_plugins.objective.options import described
 
 # The mixin works in front of any GRPOTrainer, so at run time it has no base of its own.
 if TYPE_CHECKING:
@@ -115,6 +116,8 @@ class ComposerLossMixin(_Trainer):
             before_training.warn_of_processes(self.accelerator.num_processes)
             before_training.warn_of_fsdp(self)
             log_info(self._describe())
+            if self._policy is not None:
+                log_info(described(TRL, self._policy.choice, self._policy.mode))
 
     def _make_teachers(self, copied: nn.Module | None, peft: bool, needs_base: bool) -> None:
         """Give the hint channel its teacher, and the replay channel its reference."""
@@ -173,11 +176,8 @@ class ComposerLossMixin(_Trainer):
     ) -> dict[str, Any]:
         before_training.check_streamed(self, self._data_channels, inputs)
         self._prompts = None
-        own_prompts = upstream.prompts_before_reset(self, inputs)
         # It calls _calculate_rewards.
         output = super()._generate_and_score_completions(inputs, *args, **kwargs)
-        for row, prompt in own_prompts:
-            row["prompt"] = prompt
         if self._data_channels:
             before_training.check_rollouts(self, len(inputs), output)
         if self._prompts is None and (self._hint is not None or self._watches_reset):

@@ -3,7 +3,7 @@
 import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -24,22 +24,19 @@ from composer_plugins.errors import ConfigError, not_available, unknown
 from composer_plugins.findings import Finding, Findings, enforce, error_of
 from composer_plugins.frameworks.contract import parameters_of
 from composer_plugins.frameworks.trl import (
-    BY_TOKENS,
     LOSS_OPTIONS,
     LOSS_TYPES,
     MODES,
     MODES_IN_WORDS,
     NOT_OPTIONS,
     OTHER_LOSSES,
-    SEQUENCE_LEVEL,
-    SINCE,
     TOKEN_WEIGHTS,
     TRL,
 )
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import Loss, of_kind
-from composer_plugins.objective.options import SetBy, given_options, only_with, parameters_set
+from composer_plugins.losses.row import of_kind
+from composer_plugins.objective.options import not_read, only_with
 from composer_plugins.objective.rules import cut_sampling
 
 TRL_LOSS = "trl"  # the value of `policy` that keeps TRL's own policy loss
@@ -71,9 +68,6 @@ def unknown_option(name: str, known: Iterable[str], given: Mapping[str, Any]) ->
     if name in NOT_OPTIONS:
         problem, remedy = NOT_OPTIONS[name]
         return ConfigError(name, problem, remedy)
-    if name in SINCE:
-        problem = f"the installed TRL {upstream.VERSION} does not have it"
-        return ConfigError(name, problem, f"install trl {SINCE[name]} or newer, or remove it")
     return config.unknown_option(name, known, given.get("policy"))
 
 
@@ -92,7 +86,6 @@ class Resolved(NamedTuple):
     hint: Choice
     replay: Choice
     hints: HintSource  # where hints come from
-    set_by: Mapping[str, SetBy]  # the parameters of the policy loss that options of TRL set
 
 
 @dataclass
@@ -107,7 +100,8 @@ class ComposerGRPOConfig(GRPOConfig):
         TRL_LOSS,
         "Policy loss. 'trl' keeps TRL's own, bit for bit. A name (gspo) is the loss of that paper. A dialect "
         "(cispo@trl) is the loss as that framework computes it. An import path (my_package.losses:my_loss) "
-        "is a function of yours.",
+        "is a function of yours. Its parameters are policy_params alone: TRL's epsilon and the like are not "
+        "read.",
     )
     loss_type: str | None = option(
         None,
@@ -245,13 +239,12 @@ class ComposerGRPOConfig(GRPOConfig):
         wrong, composer, hints = Findings(), None, None
         with wrong.collected():
             composer = self._composer_config()
-        policy, set_by = None, dict[str, SetBy]()
+        policy = None
         if composer is not None and composer.policy != TRL_LOSS:
             policy = composer.choose_policy(TRL_LOSS)
-            with wrong.collected():
-                set_by = self._set_by(policy.loss, composer)
-            values = {name: one.value for name, one in set_by.items()}
-            policy = replace(policy, params={**policy.params, **values})
+            wrong += not_read(
+                TRL, policy.loss, composer.policy_params, upstream.moved(self), "policy_params={!r}".format
+            )
             policy = policy.with_optional("log_weights") if upstream.corrects_rollouts(self) else policy
         with wrong.collected():
             hints = self._hint_source()
@@ -262,7 +255,7 @@ class ComposerGRPOConfig(GRPOConfig):
         assert composer is not None and hints is not None
         mode, source = self._mode(policy) if policy is not None else ("", "")
         return Resolved(
-            composer, policy, mode, source, composer.choose_hint(), composer.choose_replay(), hints, set_by
+            composer, policy, mode, source, composer.choose_hint(), composer.choose_replay(), hints
         )
 
     def findings(self) -> Iterator[Finding]:
@@ -286,14 +279,19 @@ class ComposerGRPOConfig(GRPOConfig):
             wrong += self._wrong_options_beside(policy, found.mode)
             if config.policy_weight != 0:
                 findings += self._advantage_of_the_paper(policy)
-                findings += unlikely(policy, {name: one.key for name, one in found.set_by.items()})
+                findings += unlikely(policy)
         if self.remove_unused_columns and (config.hint_weight or config.replay_weight):
             problem = "it is True, which drops the columns that the hint and replay channels read"
             remedy = "leave it False, TRL's default for GRPO"
             wrong.append(Finding("error", "remove_unused_columns", problem, remedy))
+        if config.on_bad_reward == "drop" and not upstream.leaves_out_unrewarded():
+            problem = (
+                f"it is 'drop', and TRL {upstream.VERSION} gives a completion without a reward the reward 0"
+            )
+            remedy = "set it to 'zero', or install trl 1.16 or newer"
+            wrong.append(Finding("error", "on_bad_reward", problem, remedy))
         wrong += [] if wrong else self._length_of_the_denominator(found)
         yield from [*wrong, *findings]
-        yield from () if wrong else self._of_this_trl(found)
 
     def get_process_log_level(self) -> int:
         """The log level of this process. ConfigError if a trainer without the mixin is made with this config.
@@ -392,7 +390,7 @@ class ComposerGRPOConfig(GRPOConfig):
     def inert_in_trl(self) -> Iterator[Finding]:
         """Yield a warning for each option of TRL's own that TRL does not read beside the others.
 
-        Beside a policy of ours a parameter that it does not have is an error (`parameters_set`).
+        Beside a policy of ours those of TRL's own losses are an error (`not_read`).
         """
 
         names = (*LOSS_OPTIONS, "ref_model_mixup_alpha", "ref_model_sync_steps")
@@ -413,44 +411,6 @@ class ComposerGRPOConfig(GRPOConfig):
                     problem = f"it is {given[option.key]!r}, and TRL's loss {row.name!r} does not read it"
                     remedy = "set the loss_type that reads it, or remove it"
                     yield Finding("warning", option.key, problem, remedy)
-
-    def _of_this_trl(self, found: Resolved) -> Iterator[Finding]:
-        """Yield what the installed version of TRL computes otherwise than the later ones."""
-        version, config, mode = upstream.VERSION, found.composer, found.mode
-        if upstream.liger_replaces_the_loss(self) and self.changes_loss:
-            problem = f"TRL {version} then computes its loss with Liger, without the composer loss"
-            yield Finding(
-                "error", "use_liger_kernel", problem, "set it to False, or install trl 1.14 or newer"
-            )
-        if config.on_bad_reward == "drop" and not upstream.leaves_out_unrewarded():
-            problem = f"it is 'drop', and TRL {version} gives a completion without a reward the reward 0"
-            yield Finding("error", "on_bad_reward", problem, "set it to 'zero', or install trl 1.16 or newer")
-        if upstream.counts_tokens_of_the_step():
-            return
-        if found.policy is None:
-            term, loss_type = "policy loss", self.loss_type or upstream.DEFAULTS["loss_type"]
-            channels = config.hint_weight > 0 or config.replay_weight > 0
-            by_tokens = channels and loss_type in BY_TOKENS
-        else:
-            term = "KL and entropy bonus"
-            by_tokens = bool(self.beta or getattr(self, "entropy_coef", 0)) and mode == "token-mean"
-            if self.beta and mode == "seq-mean-token-sum":
-                problem = f"with this denominator TRL {version} averages its KL over the padding too"
-                yield Finding(
-                    "warning", "beta", problem, "set loss_type='grpo', or install trl 1.10 or newer"
-                )
-        steps, generated = self.gradient_accumulation_steps, self.steps_per_generation
-        if by_tokens and steps != generated:
-            problem = f"it is {generated}, gradient_accumulation_steps is {steps}, and TRL {version} divides "
-            problem += f"its {term} by the tokens of all {generated} micro-batches, which scales it by "
-            problem += f"{steps}/{generated}"
-            remedy = "make them equal, or install trl 1.10 or newer"
-            yield Finding("warning", "steps_per_generation", problem, remedy)
-
-    def _set_by(self, loss: Loss, composer: ComposerConfig) -> dict[str, SetBy]:
-        """The parameters of the policy loss that options of TRL set, unless they are at TRL's default."""
-        given = given_options(TRL.options, vars(self).get)
-        return parameters_set(TRL, loss, composer.policy_params, given, params_key="policy_params")
 
     def _mode(self, choice: Choice) -> tuple[str, str]:
         """How our policy loss is reduced, a key of `MODES_IN_WORDS`, and what decided so.
@@ -502,11 +462,6 @@ class ComposerGRPOConfig(GRPOConfig):
                 yield Finding(
                     "error", key, problem, f"leave it at 0, or set loss_type to one of {denominators}"
                 )
-        sequence = self.importance_sampling_level == "sequence" and policy.loss.name in SEQUENCE_LEVEL
-        if self.importance_sampling_level != "token" and not sequence:
-            problem = f"it is {self.importance_sampling_level!r}, and {policy.name!r} has a level of its own"
-            remedy = "remove it; for a sequence-level ratio set policy='gspo'"
-            yield Finding("error", "importance_sampling_level", problem, remedy)
         corrected = upstream.corrects_rollouts(self)
         if corrected and "log_weights" in policy.optional:
             weights = self.vllm_importance_sampling_mode

@@ -1,11 +1,11 @@
-"""Everything this adapter relies on inside TRL 1.0 to 1.16: private names, features, internal functions.
+"""Everything this adapter relies on inside TRL 1.9 to 1.16: private names, features, internal functions.
 
-To port the adapter to another release, edit this file and the methods that `mixin.py` overrides (`NEEDED`).
+To port the adapter to another release, edit this file and the methods that `mixin.py` overrides.
 Read from trl/trainer/grpo_trainer.py: `_compute_loss` calls `_get_per_token_logps_and_entropies` once, which
-returns (logps, entropies) and, from 1.7, the auxiliary loss of MoE models. The logits are divided by the
+returns logps, entropies and the auxiliary loss of MoE models. The logits are divided by the
 temperature. TRL scales its loss for gradient accumulation itself. From 1.15 the output head is fused: the
-logps are 0 at padding, and the trainer's constructor replaces the model's forward pass.
-Not in `NEEDED`: `_get_grad_norm`, which transformers from 5.5 calls before the optimizer's step.
+logps are 0 at padding, and the trainer's constructor replaces the model's forward pass. transformers from 5.5
+calls `_get_grad_norm` before the optimizer's step.
 """
 
 import copy
@@ -44,37 +44,11 @@ from composer_plugins.columns import (
     tools_of,
 )
 from composer_plugins.errors import ConfigError, DataError, in_a_line
-from composer_plugins.frameworks.trl import TESTED, TRAINERS_WITH_A_POLICY, OwnPolicy
+from composer_plugins.frameworks.trl import LOSS_OPTIONS, TESTED, TRAINERS_WITH_A_POLICY, OwnPolicy
 from composer_plugins.losses.masks import boolean_mask
 
-OLDEST = "1.0"
+OLDEST = "1.9"
 VERSION: str = trl.__version__
-
-# What this adapter overrides, calls or reads, by its owner, with the first parameters that it relies on.
-NEEDED: dict[Any, dict[str, tuple[str, ...]]] = {
-    GRPOTrainer: {
-        "_prepare_inputs": ("generation_batch",),
-        "_tokenize_prompts": ("prompts",),
-        "_generate_and_score_completions": ("inputs",),
-        "_calculate_rewards": ("inputs", "prompts", "completions"),
-        "_get_per_token_logps_and_entropies": ("model",),
-        "_compute_loss": ("model", "inputs"),
-        "_inner_training_loop": (),
-        "get_off_policy_mask": (
-            "advantages",
-            "per_token_logps",
-            "sampling_per_token_logps",
-            "mask",
-            "off_policy_threshold",
-        ),
-        "get_high_entropy_mask": ("entropies", "mask", "threshold"),
-    },
-    utils: {
-        "create_model_from_path": ("model_id",),
-        "get_config_model_id": ("config",),
-        "pad": ("tensors", "padding_value", "padding_side"),
-    },
-}
 
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(GRPOConfig)}
 
@@ -118,33 +92,10 @@ def release() -> tuple[int, ...]:
 
 
 def require_supported_trl() -> None:
-    """Raise ConfigError unless the installed TRL has what this adapter reads."""
-    remedy = f"install 'trl>={OLDEST},<={TESTED[-1]}'"
+    """Raise ConfigError for a TRL that is older than those that this adapter has been tested with."""
     if release() < Version(OLDEST).release:
-        raise ConfigError("trl", f"the installed version {VERSION} is older than {OLDEST}", remedy)
-    needed = [(owner, name, taken) for owner, names in NEEDED.items() for name, taken in names.items()]
-    here = f"the installed version {VERSION}"
-    if missing := [name for owner, name, _ in needed if not hasattr(owner, name)]:
-        problem = f"{here} has no {' and no '.join(missing)}, which this adapter reads"
-        raise ConfigError("trl", problem, remedy)
-    for owner, name, wanted in needed:
-        if (found := takes(getattr(owner, name), len(wanted))) not in ((), wanted):
-            problem = f"in {here} {name} takes ({', '.join(found)}), and this adapter relies on "
-            raise ConfigError("trl", f"{problem}({', '.join(wanted)})", remedy)
-    if getattr(utils, "_ChunkedLogProbFunction", GRPOTrainer) is None:
-        problem = (
-            f"the installed version {VERSION} computes log-probabilities with Triton alone, and Triton is "
-        )
-        problem += "not installed"
-        raise ConfigError("trl", problem, "install triton, or trl 1.16, which does without it on a CPU")
-
-
-def takes(function: Any, most: int) -> tuple[str, ...]:
-    """The names of a function's first parameters, without self; empty where it takes any by position."""
-    parameters = list(inspect.signature(function).parameters.values())
-    if any(one.kind is one.VAR_POSITIONAL for one in parameters[: most + 1]):
-        return ()
-    return tuple(one.name for one in parameters if one.name != "self")[:most]
+        problem = f"the installed version {VERSION} is older than {OLDEST}"
+        raise ConfigError("trl", problem, f"install 'trl>={OLDEST},<={TESTED[-1]}'")
 
 
 def is_newer_than_tested() -> bool:
@@ -152,23 +103,9 @@ def is_newer_than_tested() -> bool:
     return release()[:2] > Version(TESTED[-1]).release[:2]
 
 
-def liger_replaces_the_loss(args: GRPOConfig) -> bool:
-    """Whether TRL computes the loss with Liger and never calls `_compute_loss`, as up to TRL 1.13."""
-    return bool(args.use_liger_kernel and hasattr(GRPOTrainer, "compute_liger_loss"))
-
-
 def leaves_out_unrewarded() -> bool:
     """Whether TRL leaves a completion without a reward out of its group, as from TRL 1.16; before it is 0."""
     return "unscorable_mask" in GRPOTrainer._generate_and_score_completions.__code__.co_varnames
-
-
-def counts_tokens_of_the_step() -> bool:
-    """Whether TRL divides loss_type="dapo" by the tokens of one optimizer step, as from TRL 1.10.
-
-    Before, it divides by those of the whole generation batch, and loss_type="luspo" averages a loss per
-    token over the padding too.
-    """
-    return "steps_per_generation" in GRPOTrainer._compute_loss.__code__.co_names
 
 
 class PolicyForward:
@@ -218,7 +155,7 @@ class PolicyForward:
         """
         if len(self._outputs) != 1:
             return {}
-        logprobs, entropies, *auxiliary = self._outputs[0]  # from TRL 1.7 that of MoE models, or None
+        logprobs, entropies, *auxiliary = self._outputs[0]  # that of MoE models, or None
         found = policy_tensors(self.inputs, logprobs)
         found["mask"] = torch.ones_like(found["mask"])
         if (reference := self.inputs.get("ref_per_token_logps")) is not None:
@@ -238,6 +175,11 @@ class PolicyForward:
             remedy = "let it call super()._compute_loss(model, inputs), or that method, once"
             raise ConfigError(self._trainer, problem, remedy)
         return self._outputs[0]
+
+
+def moved(args: GRPOConfig) -> dict[str, Any]:
+    """The options of TRL's loss that are not at the default of GRPOConfig, with their values."""
+    return {name: x for name in LOSS_OPTIONS if (x := getattr(args, name)) != DEFAULTS[name]}
 
 
 def accumulation_steps(trainer: GRPOTrainer) -> int:
@@ -411,24 +353,13 @@ def is_vision_model(trainer: GRPOTrainer) -> bool:
 
 def environment_types(trainer: GRPOTrainer) -> dict[type, bool]:
     """The types of the trainer's environments, and whether an instance has the attribute of a hint."""
-    pools = getattr(trainer, "_environment_pool", None)  # before TRL 1.8 all are of one type
-    found = trainer.environments or [] if pools is None else [pool[0] for pool in pools.values()]
+    found = [pool[0] for pool in trainer._environment_pool.values()] if has_environments(trainer) else []
     return {type(one): hasattr(one, HINT) for one in found}
 
 
 def has_environments(trainer: GRPOTrainer) -> bool:
     """Whether the trainer was given an environment_factory."""
-    return bool(getattr(trainer, "environment_factories", None) or trainer.environments)
-
-
-def prompts_before_reset(trainer: GRPOTrainer, rows: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
-    """The rows whose prompts an environment's `reset` may change in place, each with a copy of its prompt.
-
-    TRL before 1.9 adds what `reset` returns to the row's own prompt.
-    """
-    if not has_environments(trainer):
-        return []
-    return [(row, copy.deepcopy(row["prompt"])) for row in rows if "prompt" in row]
+    return bool(trainer.environment_factories)
 
 
 def changes_rollouts(trainer: GRPOTrainer) -> bool:
@@ -473,7 +404,7 @@ def encode_replayed(
 
 def _policy_tools(trainer: GRPOTrainer, row: Row) -> Any:
     """The tools of the trainer, and of the row's environment."""
-    if getattr(trainer, "environment_factories", None) is None:  # before TRL 1.8 `tools` has all of them
+    if trainer.environment_factories is None:
         return trainer.tools
     name = row.get("environment") if trainer._multi_environment else None
     if name not in trainer._env_tools:
@@ -634,7 +565,7 @@ def load_copy(trainer: GRPOTrainer) -> nn.Module:
     """A second model from the path that the policy was loaded from, with the weights that TRL holds now."""
     policy = trainer.accelerator.unwrap_model(trainer.model)
     options = dict(trainer.args.model_init_kwargs or {})
-    options.setdefault("trust_remote_code", getattr(trainer.args, "trust_remote_code", False))
+    options.setdefault("trust_remote_code", trainer.args.trust_remote_code)
     options |= {"dtype": policy.dtype, "device_map": None}
     with torch.random.fork_rng():  # loading may initialise weights; the run's random numbers stay TRL's
         loaded = utils.create_model_from_path(utils.get_config_model_id(policy.config), **options)

@@ -13,7 +13,7 @@ from composer_plugins.frameworks.contract import (
 )
 
 # The releases that the adapter is tested with, by `nox -s trl_versions`. `conform` compares the last.
-TESTED = ("1.0.0", "1.5.1", "1.9.0", "1.14.0", "1.16.0")
+TESTED = ("1.9.0", "1.14.0", "1.16.0")
 
 # TRL's loss_type: its row where importance_sampling_level is "token", and where it is "sequence"; what it is
 # divided by. "bnpo" is a token mean over one micro-batch, so it depends on how the batch is cut.
@@ -29,7 +29,6 @@ LOSS_TYPES: dict[str, tuple[str, str | None, str]] = {
     "vespo": ("vespo@trl", "vespo@trl", "token-mean"),
 }
 OTHER_LOSSES = ("cispo", "sapo", "vespo")  # losses of their own, and no denominator of the clipped one
-BY_TOKENS = ("dapo", "cispo", "vespo")  # whose denominator is a number of tokens of the whole batch
 # The values of loss_type that are only a denominator, and the aggregation mode of each.
 MODES = {name: mode for name, (_, _, mode) in LOSS_TYPES.items() if name not in OTHER_LOSSES}
 OF_MODES = {mode: name for name, mode in MODES.items()}  # "token-sum" has none, and no KL
@@ -59,7 +58,6 @@ FACTOR = "as in TRL: it multiplies the policy loss of each token"
 WEIGHTS = f"{FACTOR}; with `vespo` it enters the weight of the sequence"
 BEFORE = "as in TRL, which applies it before any loss is computed"
 DENOMINATOR = "as in TRL, where the denominator depends on it"
-LEVEL = "`sequence` is accepted with `gspo` and `luspo`, which have that level, and is an error with others"
 CORRECTED_KL = (
     "as in TRL; the ratio is of the sequence with `gspo` and `luspo`, and of the token with all others"
 )
@@ -84,7 +82,8 @@ def _acts(effect: str, only_with: tuple[str, Any] | None = None, **defaults: obj
 # Every option that TRL reads for the loss of a batch: in `_compute_loss`, in the methods it calls, and in
 # `_generate_and_score_completions` after the generation. A test reads this list and the defaults from TRL.
 OPTIONS = (
-    # Of the policy loss. Where two of them set one parameter, the later one wins, as in TRL.
+    # Of TRL's own policy losses, and an error beside ours, with the parameters of ours that they are. Where
+    # two of them set one parameter, the later one wins, as in TRL.
     Option(key="epsilon", default=0.2, sets=(Sets(("clip_low", "clip_high"), CLIPPED),)),
     # TRL caps the ratio of cispo at epsilon_high, and ours at 1 + clip_high.
     Option(
@@ -99,7 +98,7 @@ OPTIONS = (
     _sets("vespo_k_neg", 3.0, "k_neg", "vespo"),
     _sets("vespo_lambda_neg", 2.0, "lambda_neg", "vespo"),
     *_acts(CHOOSES, loss_type="dapo"),
-    *_acts(LEVEL, importance_sampling_level="token"),
+    Option(key="importance_sampling_level", default="token"),  # each loss of ours has its own
     # Of the other terms of TRL's loss.
     *_acts(OWN_TERM, beta=0.0),
     *_acts(CORRECTED_KL, use_bias_correction_kl=True),
@@ -140,23 +139,6 @@ NAMES = {
     "distillation_alpha": (Sets(("beta",), ("jsd",)), Sets(("alpha",), ("sdpo",))),
     "distillation_is_clip": (Sets(("ratio_cap",), ("sampled_token", "sdpo")),),
     "simpo_gamma": (Sets(("gamma_beta_ratio",), (), Conversion(text="simpo_gamma / beta")),),
-}
-
-# Options of GRPOConfig that a supported version of TRL may not have, and the version that brought them.
-SINCE = {
-    "vllm_importance_sampling_clip_max": "1.6",
-    "vllm_importance_sampling_clip_min": "1.6",
-    "router_aux_loss_coef": "1.7",
-    "transformers_continuous_batching_config": "1.7",
-    "trust_remote_code": "1.7",
-    "use_transformers_continuous_batching": "1.7",
-    "entropy_coef": "1.8",
-    "entropy_coef_delta": "1.8",
-    "entropy_coef_max": "1.8",
-    "entropy_coef_min": "1.8",
-    "entropy_target": "1.8",
-    "use_adaptive_entropy": "1.8",
-    "log_multimodal": "1.9",
 }
 
 # vllm_importance_sampling_mode as a correction of the catalogue, with its level and its bounds.

@@ -39,13 +39,14 @@ def of_trl() -> str:
     body = []
     for name, option in LOSS_OPTIONS.items():
         for row in option.sets:
-            value = row.conversion.formula(name)
-            effect = f"sets {' and '.join(f'`{one}`' for one in row.parameters)} to `{value}`"
+            ours = " and ".join(f"`{one}` = `{row.conversion.formula(name)}`" for one in row.parameters)
+            effect = f"an error, whose line to paste has {ours} in `policy_params`"
             body.append((f"`{name}`", ", ".join(f"`{loss}`" for loss in row.losses), effect))
     by_effect: dict[str, list[str]] = {}
     for name, option in LOSS_OPTIONS.items():
         if not option.sets:
-            by_effect.setdefault(option.effect, []).append(f"`{name}`")
+            effect = option.effect or "an error: each loss has a level of its own"
+            by_effect.setdefault(effect, []).append(f"`{name}`")
     body += [(", ".join(names), "all", effect) for effect, names in by_effect.items()]
     return table(("option of TRL", "losses", "effect"), body)
 

@@ -7,12 +7,10 @@ import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
-from trl import GRPOTrainer
 from trl.chat_template_utils import qwen3_chat_template
 
 from parity_tests.rigs import tiny
 
-ONE_CLASS = "environment_factories" not in GRPOTrainer.__init__.__code__.co_names  # before TRL 1.8
 HINT = "The number is below 5."
 CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call><|im_end|>'
 TURNS = (CALL.format("guess", '{"number": 3}'), CALL.format("guess", '{"number": 8}'), "done<|im_end|>")

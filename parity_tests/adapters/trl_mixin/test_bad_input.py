@@ -113,10 +113,8 @@ def test_yaml_and_command_line_make_a_config(tmp_path: Path) -> None:
         {"policy": "dr_grpo", "scale_rewards": "none"},
         {"policy": "rloo", "scale_rewards": False},
         {"policy": "dr_grpo@trl"},
-        {"policy": "gspo", "importance_sampling_level": "sequence"},
-        {"policy": "luspo", "importance_sampling_level": "sequence"},
         {"policy": "gspo", "policy_params": {"clip_high": 3e-4}, "loss_type": "grpo", "policy_weight": 0.5},
-        {"policy": "grpo", "epsilon": 10.0},  # as DeepSeek-R1
+        {"policy": "grpo", "policy_params": {"clip_high": 10.0}},  # as DeepSeek-R1
         {"policy_weight": 0.0, "hint_weight": 1.0},
         {"hint_weight": 1.0, "num_generations_eval": 1},
         {**cases.ROLLOUTS, "num_generations_eval": 2},

@@ -8,7 +8,7 @@ from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.findings import ComposerWarning
 from parity_tests.rigs import by_rows, tool_calls
 from parity_tests.rigs.tiny import assert_computes, batch, logged, shown
-from parity_tests.rigs.tool_calls import HINT, ONE_CLASS, Hinting, Plain
+from parity_tests.rigs.tool_calls import HINT, Hinting, Plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using 'environment_factory'")
 
@@ -128,7 +128,6 @@ def test_a_turn_that_is_no_index_is_an_error(turn: Any, monkeypatch: pytest.Monk
         batch(trainer(Hinting))
 
 
-@pytest.mark.skipif(ONE_CLASS, reason="environments of several classes, which TRL 1.8 brought")
 def test_feedback_comes_from_the_environments_that_have_it() -> None:
     """The row of the other environment has its column."""
     rows = [

@@ -9,7 +9,7 @@ import torch
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.findings import ComposerWarning
 from parity_tests.rigs import tiny, tool_calls
-from parity_tests.rigs.tool_calls import ONE_CLASS, Hinting, Plain
+from parity_tests.rigs.tool_calls import Hinting, Plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using '(environment_factory|rollout_func)'")
 
@@ -61,7 +61,7 @@ def trainer(environment: Any, rows: list[dict[str, Any]] | None = None, **option
 def test_the_gradient_of_pairs_is_that_of_a_run_without_the_environment(environment: type) -> None:
     """Whatever reset adds to the policy's prompt: the pairs' prompt is the row's, with the same tools."""
     made = trainer(environment, policy_weight=0.0)
-    arguments = {"tools": made.tools}  # TRL before 1.8 also shows get_reward
+    arguments = {"tools": made.tools}
     alone = tool_calls.trainer(rows=ROWS, replay_weight=1.0, policy_weight=0.0, arguments=arguments)
     (expected,) = tiny.gradients(alone)
     (found,) = tiny.gradients(made)
@@ -105,7 +105,6 @@ class Partly(Plain):
         return super().reset(**row) if row["start"] else None
 
 
-@pytest.mark.skipif(ONE_CLASS, reason="environments of several classes, which TRL 1.8 brought")
 def test_pairs_show_the_tools_of_their_rows_environment_unless_the_row_has_its_own() -> None:
     kinds = {"a": Silent, "b": Reading}
     rows = [{**ROWS[0], "environment": name, "tools": None} for name in ("a", "b")]
@@ -120,7 +119,6 @@ def test_pairs_show_the_tools_of_their_rows_environment_unless_the_row_has_its_o
     assert texts == [(False, True)] * 2 + [(True, False)] * 2 + [(True, True)] * 2
 
 
-@pytest.mark.skipif(ONE_CLASS, reason="environments of several classes, which TRL 1.8 brought")
 @pytest.mark.parametrize("name", [None, "c"])
 def test_an_unknown_environment_is_an_error_of_its_row(name: str | None) -> None:
     rows = [{**ROWS[0], "environment": "a"}, {**ROWS[1], "environment": name}]

@@ -1,7 +1,8 @@
-"""Options of TRL beside a policy of ours: each acts as in TRL, sets a parameter of ours, or is an error."""
+"""Options of TRL beside a policy of ours: each acts as in TRL, or is an error with a line to paste."""
 
 import inspect
 import re
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -17,13 +18,14 @@ from composer_plugins.losses.choosing import choose, find_one
 from composer_plugins.losses.registry import losses
 from docs.generator.written import ROOT, part
 from parity_tests.rigs import tiny, trl_source
+from parity_tests.rigs.pasted import to_paste
 from parity_tests.rigs.tiny import config
 
 # Bounds are set here that hardly anyone intends.
-FAR_OFF = "ignore:(epsilon|policy_params.clip_):composer_plugins.findings.ComposerWarning"
+FAR_OFF = "ignore:policy_params.clip_:composer_plugins.findings.ComposerWarning"
 pytestmark = pytest.mark.filterwarnings(FAR_OFF)
 
-# A value of each option that sets parameters, away from its default.
+# A value of each option of TRL's own losses, away from its default.
 VALUES = {
     "epsilon": 0.1,
     "epsilon_high": 0.05,
@@ -34,6 +36,7 @@ VALUES = {
     "vespo_lambda_pos": 1.1,
     "vespo_k_neg": 1.5,
     "vespo_lambda_neg": 0.3,
+    "importance_sampling_level": "sequence",
 }
 POLICIES = [loss for loss in losses() if loss.kind == "policy" and TRL.runs(loss)]
 REQUIRED = {"kimi": {"ratio_low": 0.5, "ratio_high": 2.0, "tau": 0.1}, "dro": {"beta": 0.1}}
@@ -74,7 +77,7 @@ def test_a_dialect_of_another_upstream_has_that_upstreams_denominator() -> None:
     [
         ({"policy": "cispo@trl"}, -0.8),
         ({"policy": "cispo@trl", "policy_params": {"clip_high": 4.0}}, 4.0),
-        ({"policy": "grpo@trl", "epsilon_high": 0.28}, 0.28),
+        ({"policy": "grpo@trl", "policy_params": {"clip_high": 0.28}}, 0.28),
     ],
 )
 def test_a_parameter_of_ones_own_stands_over_the_dialects(options: dict[str, Any], clip: float) -> None:
@@ -99,14 +102,29 @@ def off_policy_batch(made: Any) -> dict[str, torch.Tensor]:
     return inputs
 
 
+def paste(ours: dict[str, Any], run: Callable[..., object] = config) -> tuple[list[str], dict[str, Any]]:
+    """What the one error of these options says to remove, and the options as it says to write them."""
+    removed, line = to_paste(lambda: run(**ours))
+    return removed, {key: x for key, x in ours.items() if key not in removed} | eval(f"dict({line})")
+
+
 def assert_acts_as_in_trl(
-    theirs: dict[str, Any], policy: str, option: dict[str, Any], base: dict[str, Any] | None = None
+    theirs: dict[str, Any],
+    policy: str,
+    option: dict[str, Any],
+    base: dict[str, Any] | None = None,
+    *,
+    pasted: bool = False,
 ) -> None:
-    """The loss and gradient are TRL's with the option, and the option changes them."""
+    """The loss and gradient are TRL's with the option, and the option changes them.
+
+    An option of TRL's own losses is `pasted`: for a policy of ours it is what the error says.
+    """
     common = {"num_iterations": 2, "per_device_train_batch_size": 8, "steps_per_generation": 2}
     common |= {"gradient_accumulation_steps": 2, **(base or {})}
     own = tiny.trainer(**common | theirs | option)
-    mine = tiny.trainer(**common | option, policy=policy)
+    ours = common | option | {"policy": policy}
+    mine = tiny.trainer(**(paste(ours, tiny.trainer)[1] if pasted else ours))
     inputs = off_policy_batch(own)
     tiny.batch(mine)
     expected, wanted = tiny.loss_and_gradient(own, inputs)
@@ -124,10 +142,8 @@ def test_every_option_that_trl_reads_for_the_loss_is_classified() -> None:
     assert {name: upstream.DEFAULTS[name] for name in LOSS_OPTIONS} == {
         name: option.default for name, option in LOSS_OPTIONS.items()
     }
-    mapped = {name for name, option in LOSS_OPTIONS.items() if option.sets}
-    assert mapped == set(VALUES)
+    assert {name for name, option in LOSS_OPTIONS.items() if option.acts_by_parameters} == set(VALUES)
     for name, option in LOSS_OPTIONS.items():
-        assert bool(option.effect) != bool(option.sets), name
         for row in option.sets:
             known = {loss.name: loss for loss in POLICIES}
             assert all(set(row.parameters) <= set(known[loss].parameters) for loss in row.losses), name
@@ -172,24 +188,17 @@ def test_trls_names_of_preference_losses_are_not_guessed() -> None:
 
 @pytest.mark.filterwarnings("ignore:scale_rewards. it is 'group'")  # of losses whose paper does not divide
 @pytest.mark.parametrize("loss", POLICIES, ids=lambda loss: loss.name)
-def test_an_option_sets_a_parameter_of_the_loss_or_is_an_error(loss: Any) -> None:
-    params = REQUIRED.get(loss.name)
+def test_trls_own_loss_options_never_reach_a_loss_of_ours(loss: Any) -> None:
+    """All that are moved are one error, and its line has those that the loss has a parameter for."""
+    params = REQUIRED.get(loss.name, {})
+    ours = {"policy": loss.name, "policy_params": params}
     for name, value in VALUES.items():
-        sets = LOSS_OPTIONS[name].values(loss, value)
-        options = {"policy": loss.name, "policy_params": params, name: value}
-        if not sets:
-            message = (
-                f"{name}: it is {value}, and it has no effect on the policy '{loss.name}', which has no such"
-            )
-            with pytest.raises(ConfigError, match=re.escape(message)):
-                config(**options)
-            continue
-        assert config(**options).resolved.policy.params == {**(params or {}), **sets}
-        for parameter in sets:
-            other = 1.7 if parameter == "ratio_cap" else 0.9
-            options["policy_params"] = {**(params or {}), parameter: other}
-            with pytest.raises(ConfigError, match=f"{name}: it is .*, which sets {parameter} to .*; set"):
-                config(**options)
+        removed, pasted = paste(ours | {name: value})
+        assert removed == [name]
+        assert config(**pasted).resolved.policy.params == {**LOSS_OPTIONS[name].values(loss, value), **params}
+    removed, pasted = paste(ours | VALUES)
+    assert set(removed) == set(VALUES)
+    assert pasted["policy_params"] == {**TRL.parameters(loss, VALUES), **params}
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -208,8 +217,16 @@ def test_an_option_at_trls_default_counts_as_not_set(name: str) -> None:
         if LOSS_OPTIONS[name].values(find_one(policy, "policy").loss, value)
     ],
 )
-def test_an_option_of_a_parameter_acts_as_in_trl(theirs: dict[str, Any], policy: str, name: str) -> None:
-    assert_acts_as_in_trl(theirs, policy, {name: VALUES[name]})
+def test_a_pasted_line_trains_what_trls_own_option_does(
+    theirs: dict[str, Any], policy: str, name: str
+) -> None:
+    assert_acts_as_in_trl(theirs, policy, {name: VALUES[name]}, pasted=True)
+
+
+def test_a_loss_of_ours_at_trls_defaults_trains_the_catalogues() -> None:
+    """TRL's epsilon is 0.2, and GSPO's paper clips at 3e-4."""
+    gspo = config(policy="gspo").resolved.policy
+    assert (gspo.value("clip_low"), gspo.value("clip_high")) == (3e-4, 4e-4)
 
 
 @pytest.mark.parametrize(

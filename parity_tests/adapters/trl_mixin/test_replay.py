@@ -77,13 +77,11 @@ def test_a_micro_batch_without_a_pair_still_has_its_forward_passes() -> None:
     assert rows_seen(made.model, lambda: made._replay.loss(made, made.model, inputs)) == [1, 1]
 
 
-@pytest.mark.filterwarnings("ignore:loss_type. it has no effect")
 def test_equal_completions_of_an_optimizer_step_are_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL shuffles 8 generations of each of 4 prompts over 8 micro-batches, which are two optimizer steps."""
     data = [{"prompt": f"{key}?", "chosen": f"{i}2", "rejected": "3"} for i, key in enumerate("abcd")]
     options = {"dataset": Dataset.from_list(data), "num_generations": 8, "per_device_train_batch_size": 4}
     options |= {"gradient_accumulation_steps": 4, "steps_per_generation": 8, "max_steps": 2}
-    options |= {"loss_type": "grpo"}  # with "dapo" and this steps_per_generation TRL before 1.10 is a warning
 
     def train() -> tuple[list[int], list[torch.Tensor]]:
         made = tiny.trainer(**REPLAY_ONLY, **options, policy_model=tiny.absolute_model(), learning_rate=0.0)
