@@ -76,7 +76,7 @@ def parse_choice(
             def write(values: Mapping[str, Any]) -> str:
                 return shlex.quote(f"{node_key}.{key}={as_yaml(values)}") + more
 
-            wrong += not_read(framework, loss, params, moved, write, table=above)
+            wrong += not_read(framework, loss, params, moved, write)
             with suppress(KeyError):  # what follows is found as if the line of the remedy were pasted
                 node = {**node, key: {**framework.parameters(loss, moved), **params}} if wrong else node
             at = {"table": above, "params_key": f"{node_key}.{key}"}
