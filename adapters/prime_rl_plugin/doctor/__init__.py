@@ -21,7 +21,7 @@ from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import of_kind
 
 FUNCTIONS = ("loss_fn", *PRESETS)
-TOO_LATE = "PRIME-RL says so only after the model is loaded"
+TOO_LATE = "PRIME-RL finds that out only after the model is loaded"
 
 
 def examine(files: Sequence[Path], target: Target) -> Examination:
@@ -68,7 +68,7 @@ def of_loss(
     if complaint is None and path.startswith("composer_plugins.") and not is_ours:
         complaint = "it cannot be called with PRIME-RL's LossInputs"
     if complaint is not None:
-        problem = f"{path!r}: {complaint} in {python}, and {TOO_LATE}"
+        problem = f"{python} cannot use {path!r} as the loss ({complaint}), and {TOO_LATE}"
         install = f"install it there: uv pip install --python {python} composer-plugins"
         remedy = install if is_ours else remedy_for(path, python)
         yield Finding("error", f"{key}.import_path", problem, remedy)
