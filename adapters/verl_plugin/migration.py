@@ -8,12 +8,7 @@ import yaml
 
 from composer_plugins.adapters.verl_plugin import surface, upstream
 from composer_plugins.adapters.verl_plugin.surface import NODE, TARGET, TRAINER, WORKER_NODE, LossKind
-from composer_plugins.adapters.verl_plugin.sync_trainer.checks import (
-    NOT_OURS,
-    Run,
-    findings,
-    inert_correction,
-)
+from composer_plugins.adapters.verl_plugin.sync_trainer.checks import NOT_OURS, Run, findings
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.findings import Finding, error_of
@@ -110,11 +105,13 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
         kl = KL(_estimator(value(Key.REWARD_KL_TYPE)), weight, "reward")
     if kl is not None and kl.place == "loss" and value(Key.KL_IN_REWARD):
         remarks.append(f"{Key.KL_IN_REWARD} = True, beside the KL in the loss")
-    remarks += [f"{one.key}: {one.problem}" for one in inert_correction(Run(table))]
     if kl is not None and (adapter := next(filter(None, (at(table, one) for one in Key.ADAPTERS)), None)):
         remarks.append(f"the adapter {adapter!r}: the reference of the KL is the model without it")
     kept = value(Key.ROLLOUT_LOGPROBS) is not False
     correction = _correction(value) if kept else None
+    if value(Key.CORRECTED) and correction is None:
+        inert = f"where {Key.BYPASS} is True or {Key.ROLLOUT_LOGPROBS} is False"
+        remarks.append(f"{Key.CORRECTED} = {value(Key.CORRECTED)!r}, which has no effect {inert}")
     if correction is not None and value(Key.LOSS_MODE) == verl.MEAN_OVER_ROWS:
         remarks.append(f"{value(Key.LOSS_MODE)} takes the geometric mean of a row's correction weights")
     no_policy = ""

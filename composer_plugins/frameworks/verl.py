@@ -38,7 +38,7 @@ class Key:
     LORA = (f"{MODEL}.lora.rank", f"{MODEL}.lora_rank", *ADAPTERS)
     USE_V1, TRAINER_OPTIONS, TRAINER_MODE = "trainer.use_v1", "trainer.v1", "trainer.v1.trainer_mode"
     PROJECT = "trainer.project_name"  # in every config that begins with verl's defaults
-    TRAIN_FILES, VAL_FILES, DATASET_CLASS = "data.train_files", "data.val_files", "data.custom_cls.path"
+    TRAIN_FILES, DATASET_CLASS = "data.train_files", "data.custom_cls.path"
     DISTILLATION, RAY_INIT = "distillation.enabled", "ray_kwargs.ray_init"
     TASK_REWARDS = "distillation.distillation_loss.use_task_rewards"
     DISTILLATION_LOSS = "distillation.distillation_loss.policy_loss_mode"
@@ -51,10 +51,7 @@ MEAN_OVER_ROWS = "geo_mean"  # a loss of verl's that counts every row of a micro
 BY_GEOMETRIC_MEAN = ("gmpo@verl",)  # weighs a row by the geometric mean of its rollout correction's weights
 # verl logs the clip fractions of its geo_mean by the sign of the advantage, and those of sapo as 0.
 CLIPPED_BY_SIGN, NEVER_CLIPPED = ("gmpo",), ("sapo",)
-# Estimators whose advantages differ within a response; those of BY_RETURN only where returns are discounted,
-# or where each token has a reward.
 TOKEN_BASELINES = ("optimal_token_baseline", "tir_optimal_token_baseline")
-BY_TOKEN, BY_RETURN = ("gae", *TOKEN_BASELINES), ("reinforce_plus_plus", "remax")
 NEED_MORE = ("gae", "remax", "gdpo", *TOKEN_BASELINES)  # estimators whose inputs verl gives to its own only
 # Inputs of an estimator that verl's trainers compute for an estimator of their own only, and what to set.
 NOT_SUPPLIED = {
@@ -81,7 +78,6 @@ SHOWS_LOGITS = ("fsdp", "fsdp2")  # engines that pass a loss function the logits
 # Options of ACTOR and REF that cut each sequence into parts for so many ranks. The first is deprecated: verl
 # copies a value above 1 to the second, which its FSDP engine reads.
 ULYSSES = ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size")
-DEFAULT_DATA = "~/data/rlhf/"  # where the default values of Key.TRAIN_FILES and Key.VAL_FILES are
 
 # verl's names of its own losses, estimators and KL estimators, each with its row; of two names of one KL
 # estimator, the first is written. FORCED has the mode in which verl always reduces a loss.
@@ -129,30 +125,27 @@ WEIGHTS = "as in verl, which multiplies the loss of each token by the weights, o
 
 
 # Options that act beside ours as beside verl's own: verl reads them outside of the functions in its
-# registries, or the adapter reads them. Each row: the kind, the effect, the option beside which alone verl
-# reads them, with the value that it needs (None: any but null and False), and their defaults.
+# registries, or the adapter reads them. Each row: the kind, the effect, and their defaults.
 OFF_POLICY = "rollout_correction"
-WITH_IS, WITH_RS = (f"{OFF_POLICY}.rollout_is", None), (f"{OFF_POLICY}.rollout_rs", None)
-ACTING: tuple[tuple[Kind, str, tuple[str, Any] | None, dict[str, Any]], ...] = (
-    ("policy", OWN_TERM, None, {"entropy_coeff": 0.0, "calculate_entropy": False, "use_kl_loss": False}),
-    ("policy", OWN_TERM, ("use_kl_loss", True), {"kl_loss_coef": 0.001, "kl_loss_type": "low_var_kl"}),
-    ("policy", BATCHES, None, {"ppo_mini_batch_size": 256, "ppo_epochs": 1}),
-    ("policy", BATCHES, None, {"shuffle": False, "data_loader_seed": 42}),
-    ("policy", CHOICE, None, {"policy_loss": None, "policy_loss.loss_mode": "vanilla"}),
-    ("policy", CHOICE, None, {"policy_loss.rollout_correction": None}),  # each of its options is in OPTIONS
-    ("advantage", CHOICE, None, {"adv_estimator": "gae"}),
-    ("advantage", REWARD, None, {"use_kl_in_reward": False, "pf_ppo": None}),  # the second with use_pf_ppo
-    ("advantage", REWARD, ("use_kl_in_reward", True), {"kl_penalty": "kl", "kl_ctrl.type": "fixed"}),
-    ("advantage", REWARD, ("use_kl_in_reward", True), {"kl_ctrl.kl_coef": 0.001}),
-    ("advantage", REWARD, ("kl_ctrl.type", "adaptive"), {"kl_ctrl.horizon": 10000, "kl_ctrl.target_kl": 0.1}),
-    ("advantage", WEIGHTS, None, {OFF_POLICY: None, f"{OFF_POLICY}.bypass_mode": False}),
-    ("advantage", WEIGHTS, None, {f"{OFF_POLICY}.rollout_is": None, f"{OFF_POLICY}.rollout_rs": None}),
-    ("advantage", WEIGHTS, WITH_IS, {f"{OFF_POLICY}.rollout_is_threshold": 2.0}),
-    ("advantage", WEIGHTS, WITH_IS, {f"{OFF_POLICY}.rollout_is_batch_normalize": False}),
-    ("advantage", WEIGHTS, WITH_RS, {f"{OFF_POLICY}.rollout_rs_threshold": None}),
-    ("advantage", WEIGHTS, None, {f"{OFF_POLICY}.loss_type": "ppo_clip"}),  # of verl's own loss bypass_mode
-    ("policy", DENOMINATOR, None, {"loss_agg_mode": DEFAULT_MODE, "global_batch_info": None}),
-    ("policy", DENOMINATOR, ("loss_agg_mode", NORM_MODE), {"loss_scale_factor": None}),
+ACTING: tuple[tuple[Kind, str, dict[str, Any]], ...] = (
+    ("policy", OWN_TERM, {"entropy_coeff": 0.0, "calculate_entropy": False, "use_kl_loss": False}),
+    ("policy", OWN_TERM, {"kl_loss_coef": 0.001, "kl_loss_type": "low_var_kl"}),
+    ("policy", BATCHES, {"ppo_mini_batch_size": 256, "ppo_epochs": 1}),
+    ("policy", BATCHES, {"shuffle": False, "data_loader_seed": 42}),
+    ("policy", CHOICE, {"policy_loss": None, "policy_loss.loss_mode": "vanilla"}),
+    ("policy", CHOICE, {"policy_loss.rollout_correction": None}),  # each of its options is in OPTIONS
+    ("advantage", CHOICE, {"adv_estimator": "gae"}),
+    ("advantage", REWARD, {"use_kl_in_reward": False, "pf_ppo": None}),  # the second with use_pf_ppo
+    ("advantage", REWARD, {"kl_penalty": "kl", "kl_ctrl.type": "fixed", "kl_ctrl.kl_coef": 0.001}),
+    ("advantage", REWARD, {"kl_ctrl.horizon": 10000, "kl_ctrl.target_kl": 0.1}),
+    ("advantage", WEIGHTS, {OFF_POLICY: None, f"{OFF_POLICY}.bypass_mode": False}),
+    ("advantage", WEIGHTS, {f"{OFF_POLICY}.rollout_is": None, f"{OFF_POLICY}.rollout_rs": None}),
+    ("advantage", WEIGHTS, {f"{OFF_POLICY}.rollout_is_threshold": 2.0}),
+    ("advantage", WEIGHTS, {f"{OFF_POLICY}.rollout_is_batch_normalize": False}),
+    ("advantage", WEIGHTS, {f"{OFF_POLICY}.rollout_rs_threshold": None}),
+    ("advantage", WEIGHTS, {f"{OFF_POLICY}.loss_type": "ppo_clip"}),  # of verl's own loss bypass_mode
+    ("policy", DENOMINATOR, {"loss_agg_mode": DEFAULT_MODE, "global_batch_info": None}),
+    ("policy", DENOMINATOR, {"loss_scale_factor": None}),
 )
 # Options of policy_loss.rollout_correction, which only verl's loss bypass_mode reads, with their defaults.
 OF_BYPASS = {"rollout_is": "sequence", "rollout_is_threshold": 2.0, "rollout_is_batch_normalize": False}
@@ -206,22 +199,14 @@ OPTIONS = (
             objective="mode" if key == "loss_agg_mode" else "",
             effect=effect,
             adds_a_term=effect == OWN_TERM,
-            only_with=beside,
         )
-        for kind, effect, beside, defaults in ACTING
+        for kind, effect, defaults in ACTING
         for key, default in defaults.items()
     ),
 )
 
 # Of its functions; and the option that is read in place of two others.
 NAMES = {**dict.fromkeys(("clip_ratio", "cliprange"), BOTH), "cliprange_low": LOW, "cliprange_high": HIGH}
-# The options of verl's rollout correction that switch something on; those of OF_THE_LOSS in verl's own loss
-# bypass_mode only.
-OF_THE_LOSS = ("loss_type",)
-SWITCHES = ("rollout_is", "rollout_rs", *OF_THE_LOSS)
-OWN_BYPASS = "bypass_mode"  # verl's own loss that reads them
-WITHOUT_PULL = ("k1", "kl")  # KL estimators whose gradient in the loss is 1 at every token
-
 # Of verl's options, from the root of its config.
 DEFAULTS = {f"{TABLES[one.kind]}.{one.key}": one.default for one in OPTIONS} | {Key.TEMPERATURE: 1.0}
 # Options that change what the rollout engine samples from, with the values that do not.
@@ -231,7 +216,7 @@ OVERLONG = (("reward_model", ""), ("reward_model.reward_kwargs", "_cfg"), ("rewa
 NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     Key.DISTILLATION: (None, False),
     Key.REJECTED: (None, False),
-    **{f"{Key.CORRECTION}.{name}": (None, DEFAULTS[f"{Key.CORRECTION}.{name}"]) for name in OF_THE_LOSS},
+    f"{Key.CORRECTION}.loss_type": (None, "ppo_clip"),  # of verl's own loss bypass_mode
     "algorithm.kl_ctrl.type": (None, "fixed"),
     Key.FILTER_GROUPS: (None, False),
     # of the user's own: a class, a module that may register a loss, a trainer

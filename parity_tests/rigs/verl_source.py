@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 # Where verl's losses and advantages read its config: a file, and its functions; (): all of them.
 SOURCES: Mapping[str, tuple[str, ...]] = {
@@ -83,3 +84,12 @@ def _names(file: Path, functions: tuple[str, ...]) -> Iterator[str]:
                         continue
                 if any(word in ast.unparse(holder) for word in HOLDERS):
                     yield name
+
+
+def options(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a config's values."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from options(value, f"{prefix}{key}.")
+        else:
+            yield prefix + str(key)

@@ -20,7 +20,6 @@ from verl.utils.config import omega_conf_to_dataclass
 from composer_plugins.adapters.verl_plugin.migration import READ
 from composer_plugins.adapters.verl_plugin.surface import NODE, WORKER_OVERRIDES
 from composer_plugins.adapters.verl_plugin.upstream import moved
-from composer_plugins.adapters.verl_plugin.upstream import options as options_of
 from composer_plugins.conformance.batches import Batch, Rollouts
 from composer_plugins.conformance.verl_claims.policy import GEO_MEAN, LOSSES
 from composer_plugins.conformance.verl_claims.upstream import advantages, policy_loss
@@ -33,6 +32,7 @@ from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs.pasted import to_paste
 from parity_tests.rigs.verl_actor import ONES, algorithm, composer_actor
 from parity_tests.rigs.verl_source import fields, read
+from parity_tests.rigs.verl_source import options as options_of
 from parity_tests.rigs.verl_trainer import composed
 from parity_tests.rigs.verl_wheels import INSTALLED, wheel
 
