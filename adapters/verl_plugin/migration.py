@@ -62,7 +62,7 @@ NUMBERS = {
 OUR_DEFAULTS = ("ppo_trainer", "_self_")  # the entries of a file's `defaults` that are known
 # The keys that are read: verl's own options of its losses and estimators, and ours.
 _KEYS = {*verl.DEFAULTS, Key.GROUP_SIZE, Key.TEMPERATURE, Key.ROLLOUT_LOGPROBS, "defaults", NODE, WORKER_NODE}
-_KEYS |= {Key.LOSS_TARGET}
+_KEYS |= {Key.LOSS_TARGET, Key.CRITIC, "hydra"}
 READ = {key for key in _KEYS if not any(one.startswith(f"{key}.") for one in _KEYS)}  # without their tables
 # By row, the first of verl's names; k1, k2 and k3 stand for the corrected ones, which verl does not have.
 KL_NAMES = {row.partition("@")[0]: name for name, row in reversed(verl.KL_ESTIMATORS.items())}
@@ -146,8 +146,8 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
 
 
 def unread(table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:
-    """The keys of a config that are not understood."""
-    return not_understood(table, READ | VERL.not_carried.keys() | VERL.no_bearing)
+    """The keys of a config that are not looked at."""
+    return not_understood(table, READ | VERL.not_carried.keys())
 
 
 def release(version: str | None = None, table: Mapping[str, Any] = NOTHING) -> str:

@@ -2,15 +2,7 @@
 
 from typing import Any
 
-from composer_plugins.frameworks.contract import (
-    SAMPLING,
-    Conversion,
-    Framework,
-    NamedLoss,
-    Option,
-    Sets,
-    keys_in,
-)
+from composer_plugins.frameworks.contract import SAMPLING, Conversion, Framework, NamedLoss, Option, Sets
 from composer_plugins.losses.row import Kind
 
 
@@ -241,57 +233,7 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     f"{Key.ROLLOUT}.over_sample_rate": (None, 0.0),
     f"{Key.ROLLOUT}.logprobs_mode": (None, "processed_logprobs"),
 }
-MODELS = (Key.MODEL, "critic.model")
-# What has no bearing on the loss: tables and options of verl 0.6 to 0.9, by the table that has them. A key
-# stands for everything below it but the keys above, which switch `distillation` and `filter_groups` on. In
-# `data` a data set of the user's reads keys of its own.
-NO_BEARING_IN = {
-    "": """
-        custom_reward_function data distillation global_profiler hydra model_engine ray_init ray_kwargs
-        reward reward_model sandbox_fusion skip transfer_queue
-        """,
-    "critic": """
-        _target_ checkpoint cliprange_value data_loader_seed enable engine
-        forward_max_token_len_per_gpu forward_micro_batch_size forward_micro_batch_size_per_gpu fsdp
-        grad_clip load_weight loss_agg_mode loss_scale_factor megatron mindspeed model model_config
-        nccl_timeout optim ppo_epochs ppo_infer_max_token_len_per_gpu
-        ppo_infer_micro_batch_size_per_gpu ppo_max_token_len_per_gpu ppo_micro_batch_size
-        ppo_micro_batch_size_per_gpu ppo_mini_batch_size profiler rollout_n shuffle strategy
-        torchtitan ulysses_sequence_parallel_size use_dynamic_bsz veomni
-        """,
-    "algorithm": "_target_ filter_groups kl_ctrl._target_",
-    "actor_rollout_ref": "hybrid_engine model nccl_timeout ref",
-    Key.ACTOR: """
-        _target_ calculate_sum_pi_squared checkpoint engine entropy_checkpointing
-        entropy_from_logits_chunk_size entropy_from_logits_with_chunking freeze_vision_tower fsdp_config
-        grad_clip load_weight megatron model_config optim pad_to_length ppo_infer_max_token_len_per_gpu
-        ppo_infer_micro_batch_size_per_gpu ppo_max_token_len_per_gpu ppo_micro_batch_size
-        ppo_micro_batch_size_per_gpu profiler qat rollout_n router_replay strategy
-        sum_pi_squared_checkpointing torchtitan ulysses_sequence_parallel_size use_dynamic_bsz
-        use_fused_kernels use_prefix_grouper use_remove_padding use_torch_compile veomni
-        """,
-    Key.ROLLOUT: """
-        _target_ agent checkpoint_engine cudagraph_capture_sizes data_parallel_size disable_log_stats
-        disaggregation dtype enable_chunked_prefill enable_prefix_caching enforce_eager engine_kwargs
-        expert_parallel_size free_cache_engine full_determinism gpu_memory_utilization layer_name_map
-        layered_summon limit_images load_format log_prob_max_token_len_per_gpu log_prob_micro_batch_size
-        log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz max_model_len max_num_batched_tokens
-        max_num_seqs mode moe_load_balance_metrics_interval mtp multi_stage_wake_up multi_turn
-        n_gpus_per_node name nnodes pipeline_model_parallel_size profiler prometheus prompt_length qat
-        quantization quantization_config_file response_length router_config_path scheduling_policy seed
-        skip skip_dump_dir skip_rollout skip_tokenizer_init swap_space tensor_model_parallel_size trace
-        update_weights_bucket_megabytes val_kwargs
-        """,
-    "trainer": """
-        balance_batch checkpoint_callback_class controller_nsight_options critic_warmup default_hdfs_dir
-        default_local_dir del_local_ckpt_after_load device esi_redundant_time experiment_name
-        log_val_generations logger max_actor_ckpt_to_keep max_critic_ckpt_to_keep n_gpus_per_node nnodes
-        npu_profile profile_steps project_name ray_wait_register_center_timeout
-        remove_previous_ckpt_in_save resume_from_path resume_mode rollout_data_dir save_freq test_freq
-        total_epochs total_training_steps use_legacy_worker_impl use_v1 v1 val_before_train
-        val_generations_to_log_to_wandb val_only validation_data_dir worker_nsight_options
-        """,
-}
+
 
 VERL = Framework(
     name="verl",
@@ -327,7 +269,6 @@ VERL = Framework(
         "preference": "it sorts the batch's pairs anew, so a pair's weight would go to another pair",
     },
     not_carried=NOT_CARRIED,
-    no_bearing=keys_in(NO_BEARING_IN),
     marks=("actor_rollout_ref",),
     release="0.9.1",
     package="verl",

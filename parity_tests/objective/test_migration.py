@@ -227,8 +227,6 @@ ROLLOUT = "actor_rollout_ref.rollout"
         (f"{CORRECTION}.loss_type", "ppo_clip", "reinforce"),
         ("algorithm.filter_groups.enable", False, True),
         ("distillation.enabled", False, True),
-        ("algorithm.rollout_is", None, True),
-        (f"{ACTOR}.tis_imp_ratio_cap", None, 2.0),
         *((ESTIMATOR, "grpo", name) for name in ("gae", "gdpo", "remax", "optimal_token_baseline")),
     ],
 )
