@@ -8,12 +8,7 @@ import yaml
 
 from composer_plugins.adapters.verl_plugin import surface, upstream
 from composer_plugins.adapters.verl_plugin.surface import NODE, TARGET, TRAINER, WORKER_NODE, LossKind
-from composer_plugins.adapters.verl_plugin.sync_trainer.checks import (
-    NOT_OURS,
-    Run,
-    findings,
-    inert_correction,
-)
+from composer_plugins.adapters.verl_plugin.sync_trainer.checks import NOT_OURS, Run, findings
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.findings import Finding, error_of
@@ -67,7 +62,7 @@ NUMBERS = {
 OUR_DEFAULTS = ("ppo_trainer", "_self_")  # the entries of a file's `defaults` that are known
 # The keys that are read: verl's own options of its losses and estimators, and ours.
 _KEYS = {*verl.DEFAULTS, Key.GROUP_SIZE, Key.TEMPERATURE, Key.ROLLOUT_LOGPROBS, "defaults", NODE, WORKER_NODE}
-_KEYS |= {Key.LOSS_TARGET}
+_KEYS |= {Key.LOSS_TARGET, Key.CRITIC, "hydra"}
 READ = {key for key in _KEYS if not any(one.startswith(f"{key}.") for one in _KEYS)}  # without their tables
 # By row, the first of verl's names; k1, k2 and k3 stand for the corrected ones, which verl does not have.
 KL_NAMES = {row.partition("@")[0]: name for name, row in reversed(verl.KL_ESTIMATORS.items())}
@@ -110,11 +105,13 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
         kl = KL(_estimator(value(Key.REWARD_KL_TYPE)), weight, "reward")
     if kl is not None and kl.place == "loss" and value(Key.KL_IN_REWARD):
         remarks.append(f"{Key.KL_IN_REWARD} = True, beside the KL in the loss")
-    remarks += [f"{one.key}: {one.problem}" for one in inert_correction(Run(table))]
     if kl is not None and (adapter := next(filter(None, (at(table, one) for one in Key.ADAPTERS)), None)):
         remarks.append(f"the adapter {adapter!r}: the reference of the KL is the model without it")
     kept = value(Key.ROLLOUT_LOGPROBS) is not False
     correction = _correction(value) if kept else None
+    if value(Key.CORRECTED) and correction is None:
+        inert = f"where {Key.BYPASS} is True or {Key.ROLLOUT_LOGPROBS} is False"
+        remarks.append(f"{Key.CORRECTED} = {value(Key.CORRECTED)!r}, which has no effect {inert}")
     if correction is not None and value(Key.LOSS_MODE) == verl.MEAN_OVER_ROWS:
         remarks.append(f"{value(Key.LOSS_MODE)} takes the geometric mean of a row's correction weights")
     no_policy = ""
@@ -149,8 +146,8 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
 
 
 def unread(table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:
-    """The keys of a config that are not understood."""
-    return not_understood(table, READ | VERL.not_carried.keys() | VERL.no_bearing)
+    """The keys of a config that are not looked at."""
+    return not_understood(table, READ | VERL.not_carried.keys())
 
 
 def release(version: str | None = None, table: Mapping[str, Any] = NOTHING) -> str:

@@ -230,12 +230,13 @@ class ParsedOnce:
 
     def __call__(self, config: Any, table: Any, mode: str = "") -> tuple[Parsed, bool]:
         """Return what `config`, with verl's options, and its `table` with ours ask for; and if it is new."""
-        state = mode, values_of(config)
+        of_driver = self.kind == "advantage"  # which sees the whole config
+        workers = upstream.beside(config, Key.POLICY_LOSS) if of_driver else None
+        state = mode, values_of(config), workers and values_of(workers)
         if is_new := self.parsed is None or self.state != state:
             check_names()
             node, moved = node_of(table), upstream.moved(self.kind, config)
             self.parsed = parse_registered(node, self.kind, self.name, mode, moved)
-            workers = upstream.beside(config, Key.POLICY_LOSS)  # the estimator sees the driver's whole config
             if workers is not None:
                 ours = self.parsed.config
                 enforce(different_in_the_workers(ours, node, workers, node_of(workers)))

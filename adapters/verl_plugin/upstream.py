@@ -8,10 +8,8 @@ sync_trainer/workers.py.
 
 import re
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, is_dataclass
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -48,7 +46,6 @@ CONFIGS: dict[Kind, tuple[str, str]] = {
     "policy": ("verl.workers.config", "ActorConfig"),
     "advantage": ("verl.trainer.config", "AlgoConfig"),
 }
-IMPORTS_TRL = "verl.models.transformers.monkey_patch"  # the FSDP engine's import of TRL, if installed
 
 # Fields of a batch, and entries of a call to a worker.
 SHOW_LOGITS = "distillation_use_topk"  # calls the loss function with the logits first
@@ -129,19 +126,14 @@ def needs_reference(config: Any) -> bool:
     return bool(at(config, Key.KL_IN_REWARD) or at(config, Key.USE_KL_LOSS))
 
 
-def validation_error(config: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the key and the text of what verl's own `validate_config` raises; None if it raises nothing.
+def validation_error(config: Mapping[str, Any]) -> str:
+    """Return what verl's own `validate_config` raises; "" if it raises nothing.
 
-    main_ppo calls it before it starts Ray. The critic is left out, because its config loads the model. The
-    key is the first one that the text names, or the table that is not such a dataclass, or the one that the
-    line of verl's source names, or main_ppo.
+    main_ppo calls it before it starts Ray. The critic is left out, because its config loads the model.
     """
     from omegaconf import OmegaConf
+    from verl.utils.config import validate_config
 
-    try:
-        from verl.utils.config import validate_config
-    except ImportError:  # an old verl beside other libraries than its own
-        return None
     tree = OmegaConf.create(dict(config))
     OmegaConf.set_struct(tree, True)  # as hydra's: a key that is not there is an error
     try:
@@ -150,67 +142,8 @@ def validation_error(config: Mapping[str, Any]) -> tuple[str, str] | None:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        table = re.search(r"full_key: ([\w.]+)", str(error))
-        line = traceback.extract_tb(cause.__traceback__)[-1].line or ""  # of verl, which reads an option
-        named = _named_key(str(cause), config) or (table[1] if table else _named_key(line, config))
-        return named or "main_ppo", in_a_line(cause)
-    return None
-
-
-def refused_values(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the key and the text of what verl's own KL and rollout correction raise with this config.
-
-    They are called on one row of two tokens. In a run, verl calls them for the first time after a rollout.
-    """
-    import torch
-    from omegaconf import OmegaConf
-
-    try:
-        from verl import DataProto
-        from verl.trainer.ppo import core_algos, rollout_corr_helper
-    except ImportError:  # as in validation_error
-        return
-    numbers, mask = torch.full((1, 2), -1.0), torch.ones(1, 2, dtype=torch.long)
-    fields = {"old_log_probs": numbers, "rollout_log_probs": numbers, "response_mask": mask}
-    controller = "algorithm.kl_ctrl"
-    kinds = {f"{Key.ACTOR}.kl_loss_type": Key.USE_KL_LOSS, "algorithm.kl_penalty": Key.KL_IN_REWARD}
-    calls: dict[str, Callable[[Any], Any]] = {
-        key: partial(core_algos.kl_penalty, numbers, numbers) for key, on in kinds.items() if at(config, on)
-    }
-    if at(config, Key.KL_IN_REWARD):
-        calls[controller] = core_algos.get_kl_controller
-    if at(config, Key.CORRECTION) and not at(config, Key.BYPASS):
-        batch = DataProto.from_dict(tensors=fields)
-        calls[Key.CORRECTION] = partial(
-            rollout_corr_helper.compute_rollout_correction_and_add_to_batch, batch
-        )
-    for key, call in calls.items():
-        value = at(config, key)
-        table = {key: value} if isinstance(value, Mapping) else {}
-        try:
-            call(OmegaConf.create(dict(value)) if table else value)
-        except Exception as error:
-            yield _named_key(str(error), table) or key, in_a_line(error)
-
-
-def _named_key(text: str, config: Mapping[str, Any]) -> str:
-    """Return the first option of the config that a text names, in full or by its end; "" if it names none."""
-    text = text.replace("config.", "")
-    keys = list(options(config))
-    for word in re.findall(r"\w+(?:\.\w+)+|\w+_\w+", text):
-        found = [key for key in keys if f".{key}".endswith(f".{word}")]
-        if len(found) == 1:
-            return found[0]
+        return in_a_line(cause)
     return ""
-
-
-def options(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys of a config's values."""
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from options(value, f"{prefix}{key}.")
-        else:
-            yield prefix + str(key)
 
 
 def registry(kind: str) -> dict[str, Any]:

@@ -2,15 +2,7 @@
 
 from typing import Any
 
-from composer_plugins.frameworks.contract import (
-    SAMPLING,
-    Conversion,
-    Framework,
-    NamedLoss,
-    Option,
-    Sets,
-    keys_in,
-)
+from composer_plugins.frameworks.contract import SAMPLING, Conversion, Framework, NamedLoss, Option, Sets
 from composer_plugins.losses.row import Kind
 
 
@@ -38,7 +30,7 @@ class Key:
     LORA = (f"{MODEL}.lora.rank", f"{MODEL}.lora_rank", *ADAPTERS)
     USE_V1, TRAINER_OPTIONS, TRAINER_MODE = "trainer.use_v1", "trainer.v1", "trainer.v1.trainer_mode"
     PROJECT = "trainer.project_name"  # in every config that begins with verl's defaults
-    TRAIN_FILES, VAL_FILES, DATASET_CLASS = "data.train_files", "data.val_files", "data.custom_cls.path"
+    TRAIN_FILES, DATASET_CLASS = "data.train_files", "data.custom_cls.path"
     DISTILLATION, RAY_INIT = "distillation.enabled", "ray_kwargs.ray_init"
     TASK_REWARDS = "distillation.distillation_loss.use_task_rewards"
     DISTILLATION_LOSS = "distillation.distillation_loss.policy_loss_mode"
@@ -51,10 +43,7 @@ MEAN_OVER_ROWS = "geo_mean"  # a loss of verl's that counts every row of a micro
 BY_GEOMETRIC_MEAN = ("gmpo@verl",)  # weighs a row by the geometric mean of its rollout correction's weights
 # verl logs the clip fractions of its geo_mean by the sign of the advantage, and those of sapo as 0.
 CLIPPED_BY_SIGN, NEVER_CLIPPED = ("gmpo",), ("sapo",)
-# Estimators whose advantages differ within a response; those of BY_RETURN only where returns are discounted,
-# or where each token has a reward.
 TOKEN_BASELINES = ("optimal_token_baseline", "tir_optimal_token_baseline")
-BY_TOKEN, BY_RETURN = ("gae", *TOKEN_BASELINES), ("reinforce_plus_plus", "remax")
 NEED_MORE = ("gae", "remax", "gdpo", *TOKEN_BASELINES)  # estimators whose inputs verl gives to its own only
 # Inputs of an estimator that verl's trainers compute for an estimator of their own only, and what to set.
 NOT_SUPPLIED = {
@@ -81,7 +70,6 @@ SHOWS_LOGITS = ("fsdp", "fsdp2")  # engines that pass a loss function the logits
 # Options of ACTOR and REF that cut each sequence into parts for so many ranks. The first is deprecated: verl
 # copies a value above 1 to the second, which its FSDP engine reads.
 ULYSSES = ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size")
-DEFAULT_DATA = "~/data/rlhf/"  # where the default values of Key.TRAIN_FILES and Key.VAL_FILES are
 
 # verl's names of its own losses, estimators and KL estimators, each with its row; of two names of one KL
 # estimator, the first is written. FORCED has the mode in which verl always reduces a loss.
@@ -129,30 +117,27 @@ WEIGHTS = "as in verl, which multiplies the loss of each token by the weights, o
 
 
 # Options that act beside ours as beside verl's own: verl reads them outside of the functions in its
-# registries, or the adapter reads them. Each row: the kind, the effect, the option beside which alone verl
-# reads them, with the value that it needs (None: any but null and False), and their defaults.
+# registries, or the adapter reads them. Each row: the kind, the effect, and their defaults.
 OFF_POLICY = "rollout_correction"
-WITH_IS, WITH_RS = (f"{OFF_POLICY}.rollout_is", None), (f"{OFF_POLICY}.rollout_rs", None)
-ACTING: tuple[tuple[Kind, str, tuple[str, Any] | None, dict[str, Any]], ...] = (
-    ("policy", OWN_TERM, None, {"entropy_coeff": 0.0, "calculate_entropy": False, "use_kl_loss": False}),
-    ("policy", OWN_TERM, ("use_kl_loss", True), {"kl_loss_coef": 0.001, "kl_loss_type": "low_var_kl"}),
-    ("policy", BATCHES, None, {"ppo_mini_batch_size": 256, "ppo_epochs": 1}),
-    ("policy", BATCHES, None, {"shuffle": False, "data_loader_seed": 42}),
-    ("policy", CHOICE, None, {"policy_loss": None, "policy_loss.loss_mode": "vanilla"}),
-    ("policy", CHOICE, None, {"policy_loss.rollout_correction": None}),  # each of its options is in OPTIONS
-    ("advantage", CHOICE, None, {"adv_estimator": "gae"}),
-    ("advantage", REWARD, None, {"use_kl_in_reward": False, "pf_ppo": None}),  # the second with use_pf_ppo
-    ("advantage", REWARD, ("use_kl_in_reward", True), {"kl_penalty": "kl", "kl_ctrl.type": "fixed"}),
-    ("advantage", REWARD, ("use_kl_in_reward", True), {"kl_ctrl.kl_coef": 0.001}),
-    ("advantage", REWARD, ("kl_ctrl.type", "adaptive"), {"kl_ctrl.horizon": 10000, "kl_ctrl.target_kl": 0.1}),
-    ("advantage", WEIGHTS, None, {OFF_POLICY: None, f"{OFF_POLICY}.bypass_mode": False}),
-    ("advantage", WEIGHTS, None, {f"{OFF_POLICY}.rollout_is": None, f"{OFF_POLICY}.rollout_rs": None}),
-    ("advantage", WEIGHTS, WITH_IS, {f"{OFF_POLICY}.rollout_is_threshold": 2.0}),
-    ("advantage", WEIGHTS, WITH_IS, {f"{OFF_POLICY}.rollout_is_batch_normalize": False}),
-    ("advantage", WEIGHTS, WITH_RS, {f"{OFF_POLICY}.rollout_rs_threshold": None}),
-    ("advantage", WEIGHTS, None, {f"{OFF_POLICY}.loss_type": "ppo_clip"}),  # of verl's own loss bypass_mode
-    ("policy", DENOMINATOR, None, {"loss_agg_mode": DEFAULT_MODE, "global_batch_info": None}),
-    ("policy", DENOMINATOR, ("loss_agg_mode", NORM_MODE), {"loss_scale_factor": None}),
+ACTING: tuple[tuple[Kind, str, dict[str, Any]], ...] = (
+    ("policy", OWN_TERM, {"entropy_coeff": 0.0, "calculate_entropy": False, "use_kl_loss": False}),
+    ("policy", OWN_TERM, {"kl_loss_coef": 0.001, "kl_loss_type": "low_var_kl"}),
+    ("policy", BATCHES, {"ppo_mini_batch_size": 256, "ppo_epochs": 1}),
+    ("policy", BATCHES, {"shuffle": False, "data_loader_seed": 42}),
+    ("policy", CHOICE, {"policy_loss": None, "policy_loss.loss_mode": "vanilla"}),
+    ("policy", CHOICE, {"policy_loss.rollout_correction": None}),  # each of its options is in OPTIONS
+    ("advantage", CHOICE, {"adv_estimator": "gae"}),
+    ("advantage", REWARD, {"use_kl_in_reward": False, "pf_ppo": None}),  # the second with use_pf_ppo
+    ("advantage", REWARD, {"kl_penalty": "kl", "kl_ctrl.type": "fixed", "kl_ctrl.kl_coef": 0.001}),
+    ("advantage", REWARD, {"kl_ctrl.horizon": 10000, "kl_ctrl.target_kl": 0.1}),
+    ("advantage", WEIGHTS, {OFF_POLICY: None, f"{OFF_POLICY}.bypass_mode": False}),
+    ("advantage", WEIGHTS, {f"{OFF_POLICY}.rollout_is": None, f"{OFF_POLICY}.rollout_rs": None}),
+    ("advantage", WEIGHTS, {f"{OFF_POLICY}.rollout_is_threshold": 2.0}),
+    ("advantage", WEIGHTS, {f"{OFF_POLICY}.rollout_is_batch_normalize": False}),
+    ("advantage", WEIGHTS, {f"{OFF_POLICY}.rollout_rs_threshold": None}),
+    ("advantage", WEIGHTS, {f"{OFF_POLICY}.loss_type": "ppo_clip"}),  # of verl's own loss bypass_mode
+    ("policy", DENOMINATOR, {"loss_agg_mode": DEFAULT_MODE, "global_batch_info": None}),
+    ("policy", DENOMINATOR, {"loss_scale_factor": None}),
 )
 # Options of policy_loss.rollout_correction, which only verl's loss bypass_mode reads, with their defaults.
 OF_BYPASS = {"rollout_is": "sequence", "rollout_is_threshold": 2.0, "rollout_is_batch_normalize": False}
@@ -206,22 +191,14 @@ OPTIONS = (
             objective="mode" if key == "loss_agg_mode" else "",
             effect=effect,
             adds_a_term=effect == OWN_TERM,
-            only_with=beside,
         )
-        for kind, effect, beside, defaults in ACTING
+        for kind, effect, defaults in ACTING
         for key, default in defaults.items()
     ),
 )
 
 # Of its functions; and the option that is read in place of two others.
 NAMES = {**dict.fromkeys(("clip_ratio", "cliprange"), BOTH), "cliprange_low": LOW, "cliprange_high": HIGH}
-# The options of verl's rollout correction that switch something on; those of OF_THE_LOSS in verl's own loss
-# bypass_mode only.
-OF_THE_LOSS = ("loss_type",)
-SWITCHES = ("rollout_is", "rollout_rs", *OF_THE_LOSS)
-OWN_BYPASS = "bypass_mode"  # verl's own loss that reads them
-WITHOUT_PULL = ("k1", "kl")  # KL estimators whose gradient in the loss is 1 at every token
-
 # Of verl's options, from the root of its config.
 DEFAULTS = {f"{TABLES[one.kind]}.{one.key}": one.default for one in OPTIONS} | {Key.TEMPERATURE: 1.0}
 # Options that change what the rollout engine samples from, with the values that do not.
@@ -231,7 +208,7 @@ OVERLONG = (("reward_model", ""), ("reward_model.reward_kwargs", "_cfg"), ("rewa
 NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     Key.DISTILLATION: (None, False),
     Key.REJECTED: (None, False),
-    **{f"{Key.CORRECTION}.{name}": (None, DEFAULTS[f"{Key.CORRECTION}.{name}"]) for name in OF_THE_LOSS},
+    f"{Key.CORRECTION}.loss_type": (None, "ppo_clip"),  # of verl's own loss bypass_mode
     "algorithm.kl_ctrl.type": (None, "fixed"),
     Key.FILTER_GROUPS: (None, False),
     # of the user's own: a class, a module that may register a loss, a trainer
@@ -256,57 +233,7 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     f"{Key.ROLLOUT}.over_sample_rate": (None, 0.0),
     f"{Key.ROLLOUT}.logprobs_mode": (None, "processed_logprobs"),
 }
-MODELS = (Key.MODEL, "critic.model")
-# What has no bearing on the loss: tables and options of verl 0.6 to 0.9, by the table that has them. A key
-# stands for everything below it but the keys above, which switch `distillation` and `filter_groups` on. In
-# `data` a data set of the user's reads keys of its own.
-NO_BEARING_IN = {
-    "": """
-        custom_reward_function data distillation global_profiler hydra model_engine ray_init ray_kwargs
-        reward reward_model sandbox_fusion skip transfer_queue
-        """,
-    "critic": """
-        _target_ checkpoint cliprange_value data_loader_seed enable engine
-        forward_max_token_len_per_gpu forward_micro_batch_size forward_micro_batch_size_per_gpu fsdp
-        grad_clip load_weight loss_agg_mode loss_scale_factor megatron mindspeed model model_config
-        nccl_timeout optim ppo_epochs ppo_infer_max_token_len_per_gpu
-        ppo_infer_micro_batch_size_per_gpu ppo_max_token_len_per_gpu ppo_micro_batch_size
-        ppo_micro_batch_size_per_gpu ppo_mini_batch_size profiler rollout_n shuffle strategy
-        torchtitan ulysses_sequence_parallel_size use_dynamic_bsz veomni
-        """,
-    "algorithm": "_target_ filter_groups kl_ctrl._target_",
-    "actor_rollout_ref": "hybrid_engine model nccl_timeout ref",
-    Key.ACTOR: """
-        _target_ calculate_sum_pi_squared checkpoint engine entropy_checkpointing
-        entropy_from_logits_chunk_size entropy_from_logits_with_chunking freeze_vision_tower fsdp_config
-        grad_clip load_weight megatron model_config optim pad_to_length ppo_infer_max_token_len_per_gpu
-        ppo_infer_micro_batch_size_per_gpu ppo_max_token_len_per_gpu ppo_micro_batch_size
-        ppo_micro_batch_size_per_gpu profiler qat rollout_n router_replay strategy
-        sum_pi_squared_checkpointing torchtitan ulysses_sequence_parallel_size use_dynamic_bsz
-        use_fused_kernels use_prefix_grouper use_remove_padding use_torch_compile veomni
-        """,
-    Key.ROLLOUT: """
-        _target_ agent checkpoint_engine cudagraph_capture_sizes data_parallel_size disable_log_stats
-        disaggregation dtype enable_chunked_prefill enable_prefix_caching enforce_eager engine_kwargs
-        expert_parallel_size free_cache_engine full_determinism gpu_memory_utilization layer_name_map
-        layered_summon limit_images load_format log_prob_max_token_len_per_gpu log_prob_micro_batch_size
-        log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz max_model_len max_num_batched_tokens
-        max_num_seqs mode moe_load_balance_metrics_interval mtp multi_stage_wake_up multi_turn
-        n_gpus_per_node name nnodes pipeline_model_parallel_size profiler prometheus prompt_length qat
-        quantization quantization_config_file response_length router_config_path scheduling_policy seed
-        skip skip_dump_dir skip_rollout skip_tokenizer_init swap_space tensor_model_parallel_size trace
-        update_weights_bucket_megabytes val_kwargs
-        """,
-    "trainer": """
-        balance_batch checkpoint_callback_class controller_nsight_options critic_warmup default_hdfs_dir
-        default_local_dir del_local_ckpt_after_load device esi_redundant_time experiment_name
-        log_val_generations logger max_actor_ckpt_to_keep max_critic_ckpt_to_keep n_gpus_per_node nnodes
-        npu_profile profile_steps project_name ray_wait_register_center_timeout
-        remove_previous_ckpt_in_save resume_from_path resume_mode rollout_data_dir save_freq test_freq
-        total_epochs total_training_steps use_legacy_worker_impl use_v1 v1 val_before_train
-        val_generations_to_log_to_wandb val_only validation_data_dir worker_nsight_options
-        """,
-}
+
 
 VERL = Framework(
     name="verl",
@@ -342,7 +269,6 @@ VERL = Framework(
         "preference": "it sorts the batch's pairs anew, so a pair's weight would go to another pair",
     },
     not_carried=NOT_CARRIED,
-    no_bearing=keys_in(NO_BEARING_IN),
     marks=("actor_rollout_ref",),
     release="0.9.1",
     package="verl",

@@ -20,28 +20,13 @@ from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
 from verl.utils.config import omega_conf_to_dataclass
 
 from composer_plugins.adapters.verl_plugin import doctor, estimators, surface, upstream
-from composer_plugins.adapters.verl_plugin.doctor import probe
-from composer_plugins.adapters.verl_plugin.doctor.options import diagnosed
-from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run
-from composer_plugins.diagnosis import Target
+from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run, diagnosed
 from composer_plugins.frameworks.verl import Key
 from composer_plugins.objective.registered import is_ours
 from composer_plugins.recipes.verl.on_a_cpu import tiny
 from parity_tests.cases.recorded import Row, Stage, findings_in_words, replaced, said
-from parity_tests.cases.verl_config import (
-    FACTS,
-    LIVE,
-    MISTAKES,
-    OURS,
-    SAMPLED,
-    SYNC,
-    actor,
-    algorithm,
-    changed,
-    correction,
-    node,
-)
-from parity_tests.rigs.verl_trainer import checked, composed, on_tiny_files, replace_columns
+from parity_tests.cases.verl_config import FACTS, LIVE, MISTAKES, SAMPLED, SYNC, actor, changed, node
+from parity_tests.rigs.verl_trainer import checked, on_tiny_files, replace_columns
 
 CHECKED, FOUND = "main_ppo, before Ray starts", "looking up the trainer"
 MADE, READ = "making the trainer, before a worker starts", "reading the data, before a worker starts"
@@ -76,45 +61,17 @@ def data(name: str, changes: Mapping[str, Any], **columns: Any) -> Case:
 # Mistakes of which verl's own trainer says nothing, and why; our functions are not called, or see no more.
 NOT_CALLED = "nothing: verl's own estimator and loss run"
 OWN_OPTIONS = "nothing: our functions see their own options only"
-WHY = {
-    "options that nothing reads": NOT_CALLED,
-    "nothing of ours": NOT_CALLED,
-    "no rollout engine": "nothing: verl raises when its workers start",
-    "our trainer in the legacy trainer": "nothing: verl's legacy trainer runs",
-}
+WHY = {"options that nothing reads": NOT_CALLED, "nothing of ours": NOT_CALLED}
 SAYS_NOTHING = """
-a critic; a rollout correction without log-probabilities; a loss type of bypass_mode;
-a rollout correction with bypass_mode; an advantage beside another estimator;
-bad rewards beside another estimator; a policy beside verl's loss;
-an advantage that only the workers see; a policy in the workers beside verl's loss;
-an advantage that is not the paper's; verl's advantage beside a loss whose paper has another;
-DPPO around the trainer's policy; DPPO without the engine's log-probabilities;
-a bypass without the engine's log-probabilities; a width of micro-batches;
-verl's own loss beside a correction that only another reads; a KL whose gradient has no reference;
-a cut distribution beside a ratio to it; dropped groups in the legacy trainer
+a critic; an advantage beside another estimator; bad rewards beside another estimator;
+a policy beside verl's loss; an advantage that only the workers see;
+a policy in the workers beside verl's loss;
+DPPO around the trainer's policy; DPPO without the engine's log-probabilities
 """
 WHY |= {" ".join(name.split()): OWN_OPTIONS for name in SAYS_NOTHING.split(";")}
 CASES: tuple[Case, ...] = (
     *(Case(name, changes, why=WHY.get(name, "")) for name, changes in MISTAKES.items()),
-    Case("a rejection without its threshold", SYNC | correction(rollout_rs="token_k1")),
-    *(
-        Case(name, OURS | changes, why="nothing: verl raises after the first rollout")
-        for name, changes in {
-            "a misspelt level of the rollout correction": correction(rollout_is="tokn"),
-            "a negative threshold": correction(rollout_is="token", rollout_is_threshold=-1),
-            "an unknown KL estimator": actor(use_kl_loss=True, kl_loss_type="k5"),
-            "an unknown KL estimator in the reward": algorithm(use_kl_in_reward=True, kl_penalty="kk"),
-            "an unknown control of the KL": (
-                algorithm(use_kl_in_reward=True) | {"algorithm.kl_ctrl.type": "fix"}
-            ),
-        }.items()
-    ),
     Case("a misspelt option of the actor", SYNC | actor(clip_ratio_hgh=0.28)),
-    Case(
-        "a misspelt option of the algorithm",
-        SYNC | algorithm(norm_adv_by_std=False),
-        why="nothing: verl and the trainer read the options that they have",
-    ),
     data("a data set without hints", LIVE, privileged_context=None),
     data("a data set without pairs", SIMPO, chosen=None),
     data("an empty hint", LIVE, privileged_context=["ok", " "]),
@@ -133,17 +90,16 @@ CASES: tuple[Case, ...] = (
 
 
 @cache
-def _base() -> tuple[dict[str, Any], dict[str, Any]]:
-    """verl's config for tiny files, as main_ppo composes and resolves it, and verl's own."""
+def _base() -> dict[str, Any]:
+    """verl's config for tiny files, as main_ppo composes and resolves it."""
     tiny.make(Path(SCRATCH.name))
     tree: Any = OmegaConf.to_container(on_tiny_files(Path(SCRATCH.name)), resolve=True)
-    own: Any = OmegaConf.to_container(composed(*probe.OURS))
-    return dict(tree), dict(own)
+    return dict(tree)
 
 
 def tree_of(case: Case) -> dict[str, Any]:
     """The config with the mistake in it."""
-    tree = deepcopy(_base()[0])
+    tree = deepcopy(_base())
     changes = dict(case.changes)
     if case.columns:
         file = Path(SCRATCH.name) / "wrong.parquet"
@@ -154,12 +110,12 @@ def tree_of(case: Case) -> dict[str, Any]:
 
 def row(case: Case) -> Row:
     """Make the mistake and write down what is said."""
-    tree, release = tree_of(case), FACTS["verl"]["version"]
+    tree = tree_of(case)
     refused = upstream.validation_error(tree)
     with patch.object(upstream, "validation_error", return_value=refused):  # it takes a while
-        facts = {**FACTS, **diagnosed(tree, release, _base()[1]), "config": tree}
-    found = doctor.judge(facts, Target("python", None), upstream.release_of(release))
-    stages = _stages(tree, refused[1] if refused else "")
+        facts = {**FACTS, **diagnosed(tree), "config": tree}
+    found = doctor.judge(facts, "python", upstream.release_of(FACTS["verl"]["version"]))
+    stages = _stages(tree, refused)
     made = Row(case.name, findings_in_words(found), *said(stages), case.why)
     of_any_order = {"{'sequence', 'token'}": "{'token', 'sequence'}"}  # verl prints a set
     return replaced(made, {SCRATCH.name: "DIR", str(Path.cwd()): "FOLDER"} | of_any_order)
@@ -171,7 +127,7 @@ def _stages(tree: dict[str, Any], refused: str) -> Iterator[Stage]:
             raise Refusal(refused)
 
     yield CHECKED, check
-    run, made = Run(tree, upstream.release_of(FACTS["verl"]["version"])), dict[str, Any]()
+    run, made = Run(tree), dict[str, Any]()
     delivers = run.trainer == surface.TRAINER
 
     if run.trainer:

@@ -12,7 +12,6 @@ from composer_plugins.adapters.verl_plugin import doctor
 from composer_plugins.adapters.verl_plugin.surface import TARGET, TRAINER
 from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run, findings
 from composer_plugins.adapters.verl_plugin.upstream import PLUGIN, release_of
-from composer_plugins.diagnosis import Target
 from composer_plugins.findings import Finding
 
 Changes = dict[str, Any]  # by dotted keys
@@ -52,18 +51,14 @@ DEFAULTS: Changes = {  # verl 0.9.1's, as far as they are looked at
 }
 
 # What the probe answers, of an environment in which all is well.
-VERL = {"version": "0.9.1", "error": "", "absent": False, "modules": {}, "failure": ""}
-QUEUE = {"present": True, "version": "0.1.11", "wanted": "TransferQueue>=0.1.10", "fits": True}
+VERL = {"version": "0.9.1", "error": "", "absent": False, "failure": ""}
 OUR_LOSSES = [f"composer/{name}" for name in ("cispo", "dapo", "dppo_tv", "grpo", "reinforce")]
 FACTS: dict[str, Any] = {
     "package": "",
     "entry_points": {"composer": PLUGIN},
     "environment": {},
     "verl": VERL,
-    "trl": None,
-    "transfer_queue": QUEUE,
-    "composition": [],
-    "library": "",
+    "composition": "",
     "estimators": ["composer", "composer/reinforce_pp_baseline", "composer/rloo", "gae", "grpo", "rloo"],
     "losses": ["composer", *OUR_LOSSES, "geo_mean", "vanilla"],
     "trainers": ["colocate_async", TRAINER, "separate_async", "sync"],
@@ -91,16 +86,13 @@ def answered(config: dict[str, Any] | None, **others: Any) -> dict[str, Any]:
     """What the probe answers, with these other answers."""
     columns = others.pop("columns", PARQUET)
     facts = {**FACTS, "config": config, **others}
-    run = Run(config or {}, release_of(facts["verl"]["version"]))
-    return facts | {"findings": findings(run, facts, columns) if config else []}
+    return facts | {"findings": findings(Run(config), facts, columns) if config else []}
 
 
-def judged(config: dict[str, Any] | None, version: str | None = None, **others: Any) -> list[Finding]:
+def judged(config: dict[str, Any] | None, **others: Any) -> list[Finding]:
     """What the doctor finds in what the probe answers."""
-    verl = VERL | {"version": version} if version else VERL
-    facts = answered(config, **{"verl": verl, **others})
-    release = release_of(version or facts["verl"]["version"])
-    return list(doctor.judge(facts, Target("python", version), release))
+    facts = answered(config, **others)
+    return list(doctor.judge(facts, "python", release_of(facts["verl"]["version"])))
 
 
 def options_of(table: str) -> Callable[..., Changes]:
@@ -187,13 +179,6 @@ MISTAKES: dict[str, Changes] = {
     "one rollout of each prompt": OURS | {GROUP_SIZE: 1},
     "one rollout of each prompt, as in verl": OURS | node(advantage="grpo@verl") | {GROUP_SIZE: 1},
     "a reduction that gmpo@verl does not have": OURS | both(policy="gmpo@verl") | {AGG: "token-sum"},
-    "a KL coefficient without the KL": SYNC | actor(kl_loss_coef=0.01),
-    "a KL estimator without the KL in the reward": SYNC | algorithm(kl_penalty="low_var_kl"),
-    "a threshold without its correction": SYNC | correction(rollout_is_threshold=5.0),
-    "a length that the reduction does not read": SYNC | actor(loss_scale_factor=1024),
-    "a loss of sequences beside advantages of tokens": (
-        {MODE: TRAINER, ESTIMATOR: "gae"} | workers(policy="gspo") | PAPERS
-    ),
     "a hint in the advantages that verl's own loss averages": (
         SAMPLED | node(hint_estimator="advantage") | GEO_MEAN
     ),
@@ -205,7 +190,6 @@ MISTAKES: dict[str, Changes] = {
     "a dialect in a registered name": {ESTIMATOR: "composer/grpo@verl"},
     "an import path in place of a registered name": OURS | {LOSS_MODE: "my.losses:mine"},
     "a length that is not above 0": SYNC | {AGG: "seq-mean-token-sum-norm"} | actor(loss_scale_factor=-1),
-    "our trainer in the legacy trainer": SYNC | LEGACY,
     "an unknown option": OURS | node(hint_wieght=0.1),
     "an option of the wrong type": OURS | node(hint_weight="0.1"),
     "an unknown advantage": OURS | node(advantage="grop"),
@@ -224,11 +208,6 @@ MISTAKES: dict[str, Changes] = {
     "verl's name of a loss of ours": {LOSS_MODE: "composer/vanilla"},
     "verl's name of an advantage of ours": {ESTIMATOR: "composer/grpo_passk"},
     "verl's name of a loss as an option": OURS | node(policy="geo_mean"),
-    "a rollout correction without log-probabilities": OURS
-    | correction(rollout_is="token")
-    | {ROLLOUT: False},
-    "a rollout correction with bypass_mode": OURS | DAPO | {BYPASS: True} | correction(rollout_rs="token_k1"),
-    "a loss type of bypass_mode": OURS | DAPO | correction(loss_type="reinforce"),
     "what verl does itself": OURS | node(rollout_correction="tis"),
     "no table": OURS | {NODE: 3},
     "options that nothing reads": GRPO | node(advantage="rloo"),
@@ -249,12 +228,6 @@ MISTAKES: dict[str, Changes] = {
     "an input that verl does not have": OURS | workers(policy=OF_ENTROPIES),
     "a loss that returns a bare tensor": OURS | both(policy=f"{__name__}:of_tensor"),
     "a reduction that is not the paper's": {LOSS_MODE: "composer/grpo"},
-    "an advantage that is not the paper's": (
-        OURS | workers(policy="rloo") | {AGG: "seq-mean-token-sum", GROUP_SIZE: 2}
-    ),
-    "verl's advantage beside a loss whose paper has another": (
-        GRPO | workers(policy="dr_grpo") | {AGG: "seq-mean-token-sum-norm"} | actor(loss_scale_factor=1024)
-    ),
     "a hint in the advantages that adv_tau scales": BYPASSED | both(policy="ipo", **scaled(0.5)),
     "a hint in the advantages of the loss by its name that adv_tau scales": (
         BYPASSED | both(policy="dppo_tv", **scaled(0.5)) | DPPO
@@ -314,22 +287,6 @@ MISTAKES: dict[str, Changes] = {
     "our loss as the policy loss of verl's distillation": DISTILS | distilled(policy_loss_mode="composer"),
     "DPPO around the trainer's policy": DPPO,
     "DPPO without the engine's log-probabilities": DPPO | {ROLLOUT: False},
-    "a bypass without the engine's log-probabilities": DPPO | {ROLLOUT: False, BYPASS: True},
-    "verl's own loss beside a correction that only another reads": (
-        OURS | {BYPASS: True} | correction(rollout_is="token")
-    ),
-    "a width of micro-batches": (
-        OURS | both(policy="dr_grpo", advantage="dr_grpo") | {AGG: "seq-mean-token-sum-norm"}
-    ),
-    "a KL whose gradient has no reference": OURS | FROZEN | actor(kl_loss_coef=0.01, kl_loss_type="kl"),
-    "a reference without the trained adapter": (
-        REPLAY | {"actor_rollout_ref.model.lora_adapter_path": "adapter"}
-    ),
-    "a cut distribution beside a ratio to it": (
-        DPPO | {BYPASS: True, "actor_rollout_ref.rollout.top_p": 0.9}
-    ),
-    "dropped groups in the legacy trainer": OURS | LEGACY | DROPS,
-    "no rollout engine": OURS | {"actor_rollout_ref.rollout.name": "???"},
 }
 
 SOUND: dict[str, Changes] = {

@@ -8,16 +8,12 @@ from typing import Any, NamedTuple
 
 from composer_plugins.adapters.verl_plugin.upstream import PLUGIN
 from parity_tests.cases.recorded import Row, findings_in_words
-from parity_tests.cases.verl_config import CISPO, HINT, OURS, QUEUE, SYNC, VERL, Changes, judged, tree
+from parity_tests.cases.verl_config import CISPO, HINT, SYNC, VERL, Changes, judged, tree
 
 MODULES, PLUGINS = "VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS"
 UNREGISTERED = {"estimators": ["gae", "grpo"], "losses": ["vanilla"], "trainers": ["sync"]}
 CONFIG = SYNC | {"actor_rollout_ref.model.external_lib": "lib"}
 NOT_COMPOSED: dict[str, Any] = {}
-NO_PLUS = (
-    "ConfigCompositionException: Could not override 'algorithm.composer.x'. To append to your config use "
-    "+algorithm.composer.x=1"
-)
 NO_YAML = "ScannerError: mapping values are not allowed here"
 
 
@@ -40,12 +36,9 @@ def of_variables(name: str, variables: dict[str, str], **answers: Any) -> Case:
 
 
 NO_VERL = of_verl("no verl", registered=True, absent=True, version=None, error="ModuleNotFoundError")
-CLUSTER = "10.0.0.1:6379"
 CASES = (
     NO_VERL,
-    Case("an override without its plus", {"composition": [(NO_PLUS, "")]}, NOT_COMPOSED),
-    Case("a file that is no YAML", {"composition": [(NO_YAML, "")]}, NOT_COMPOSED),
-    Case("a hint in verl 0.8", {"verl": VERL | {"version": "0.8.0"}, "environment": {MODULES: PLUGIN}}, HINT),
+    Case("a file that is no YAML", {"composition": NO_YAML}, NOT_COMPOSED),
     of_verl("verl 0.8 without the variable", version="0.8.0"),
     of_verl("verl that does not import", error="ImportError: libcudart"),
     Case(
@@ -61,30 +54,8 @@ CASES = (
     of_variables("plugins off", {PLUGINS: "None"}, **UNREGISTERED),
     of_variables("plugins by a list", {PLUGINS: "mine, other"}, **UNREGISTERED),
     of_variables(
-        "a space",
-        {MODULES: f"{PLUGIN}, b"},
-        verl=VERL | {"modules": {PLUGIN: "", " b": "ModuleNotFoundError"}},
-    ),
-    of_variables("a comma too many", {MODULES: ","}),
-    of_variables(
-        "a module that does not import",
-        {MODULES: "b"},
-        verl=VERL | {"modules": {"b": "ModuleNotFoundError: No b"}},
-    ),
-    Case("a new TRL", {"trl": {"version": "1.16.0", "exports": False, "name": "AutoModelWithValueHead"}}),
-    Case("no TransferQueue", {"transfer_queue": QUEUE | {"present": False, "version": None}}),
-    Case("an old TransferQueue", {"transfer_queue": QUEUE | {"version": "0.1.2", "fits": False}}),
-    of_variables("another module in a running cluster", {MODULES: "mine", "RAY_ADDRESS": CLUSTER}),
-    Case(
-        "another module in a cluster of the config",
-        {"environment": {MODULES: "mine"}},
-        OURS | {"ray_kwargs.ray_init.address": "ray://head:10001"},
-    ),
-    of_variables("an allow-list in a running cluster", {PLUGINS: "composer", "RAY_ADDRESS": "auto"}),
-    of_variables(
         "our module in a running cluster", {MODULES: PLUGIN, "RAY_ADDRESS": "auto"}, entry_points={}
     ),
-    Case("a library that does not import", {"library": "ModuleNotFoundError: No module named 'lib'"}),
 )
 
 

@@ -19,9 +19,6 @@ ADAPTERS = {"/".join(file.split("/")[:2]) for file in TREES if file.startswith("
 REGULAR_EXPRESSIONS = {
     "adapters/prime_rl_plugin/upstream.py": "a version",
     "adapters/trl_mixin/upstream.py": "the text of a prompt, and what a model generated",
-    "adapters/verl_plugin/doctor/__init__.py": "a message of hydra's",
-    "adapters/verl_plugin/doctor/probe.py": "the source of an installed verl",
-    "adapters/verl_plugin/doctor/misspelt.py": "a message of hydra's",
     "adapters/verl_plugin/upstream.py": "a version",
     "composer_plugins/cli/layout.py": "the paragraphs, lists and formulas of a docstring",
     "composer_plugins/cli/given.py": "the suffix of a script, and the line behind its name",

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 # Where verl's losses and advantages read its config: a file, and its functions; (): all of them.
 SOURCES: Mapping[str, tuple[str, ...]] = {
@@ -14,7 +15,6 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "trainer/ppo/ray_trainer.py": ("compute_advantage", "apply_kl_penalty"),
     "workers/utils/losses.py": ("ppo_loss",),
 }
-PROGRAMS = ("trainer", "workers", "experimental")  # the folders of its trainers and workers
 # The dataclasses of verl's config: the file, and where each stands in OPTION_TABLES.
 CONFIGS = {"workers/config/actor.py": "policy", "trainer/config/algorithm.py": "advantage"}
 PLACES: Mapping[str, tuple[tuple[str, str], ...]] = {
@@ -47,15 +47,9 @@ def fields(verl: Path) -> dict[tuple[str, str], object]:
     return found
 
 
-def read(verl: Path, *, anywhere: bool = False) -> set[tuple[str, str]]:
-    """Return the options, as (kind, key), whose name verl's losses and advantages read from a config.
-
-    With `anywhere` those that its trainers or its workers read.
-    """
-    files = SOURCES
-    if anywhere:
-        files = {str(one.relative_to(verl)): () for top in PROGRAMS for one in (verl / top).rglob("*.py")}
-    names = {name for file, functions in files.items() for name in _names(verl / file, functions)}
+def read(verl: Path) -> set[tuple[str, str]]:
+    """Return the options, as (kind, key), whose name verl's losses and advantages read from a config."""
+    names = {name for file, functions in SOURCES.items() for name in _names(verl / file, functions)}
     return {(kind, key) for kind, key in fields(verl) if key.rpartition(".")[2] in names}
 
 
@@ -83,3 +77,12 @@ def _names(file: Path, functions: tuple[str, ...]) -> Iterator[str]:
                         continue
                 if any(word in ast.unparse(holder) for word in HOLDERS):
                     yield name
+
+
+def options(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a config's values."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from options(value, f"{prefix}{key}.")
+        else:
+            yield prefix + str(key)

@@ -22,18 +22,15 @@ from composer_plugins.adapters.verl_plugin.surface import (
     Channels,
     LossKind,
 )
-from composer_plugins.adapters.verl_plugin.upstream import Release
 from composer_plugins.columns import CHOSEN, HINT, REJECTED
 from composer_plugins.config import ADVANTAGE_OPTIONS, ComposerConfig, at, scaled_hint
-from composer_plugins.errors import ComposerError, in_a_line, near, unknown
-from composer_plugins.findings import Finding, Findings, Severity
+from composer_plugins.errors import ComposerError, in_a_line, unknown
+from composer_plugins.findings import Finding, Findings
 from composer_plugins.frameworks import verl
 from composer_plugins.frameworks.verl import VERL, Key
 from composer_plugins.losses.choosing import Choice, with_plugin_problems
 from composer_plugins.losses.registry import registry
-from composer_plugins.objective.options import only_with
 from composer_plugins.objective.registered import Parsed, is_ours, loss_in, unlikely_value
-from composer_plugins.objective.rules import advantage_of_another_paper, cut_sampling
 
 LISTED = "composer-plugins list --framework verl shows ours"
 SET_LENGTH = "set it, to data.max_response_length for example"
@@ -44,14 +41,12 @@ NOT_OURS = Finding(
     f"{NODE}, {Key.LOSS_TARGET} and {Key.ESTIMATOR} says that it is ours, so the loss is not known",
     "for ours, write composer/grpo, or composer/ and the name of another loss",
 )
-MANDATORY = "???"  # hydra's value of an option that has to be set
 
 
 class Run(NamedTuple):
-    """A composed config of verl as plain mappings, and the release of verl that will run it."""
+    """A composed config of verl as plain mappings."""
 
     tree: Mapping[str, Any]
-    release: Release = None
 
     def at(self, path: str) -> Any:
         """Return the entry at a dotted path; None where there is none."""
@@ -76,14 +71,9 @@ class Run(NamedTuple):
         return names_us or self.at(NODE) is not None or self.at(Key.LOSS_TARGET) == TARGET
 
     @property
-    def is_v1(self) -> bool:
-        """Whether a v1 trainer runs; before 0.9 verl has none."""
-        return bool(self.at(Key.USE_V1)) and upstream.at_least(self.release, upstream.ENTRY_POINTS)
-
-    @property
     def trainer(self) -> str:
-        """The v1 trainer's registered name; "" where verl's legacy trainer runs."""
-        return str(self.at(Key.TRAINER_MODE)) if self.is_v1 else ""
+        """The v1 trainer's registered name; "" where verl's legacy trainer runs, as always before 0.9."""
+        return str(self.at(Key.TRAINER_MODE)) if self.at(Key.USE_V1) else ""
 
     @property
     def names_trainer(self) -> bool:
@@ -114,26 +104,37 @@ def findings(
     return found
 
 
-def examined(config: Mapping[str, Any], version: str | None = None) -> dict[str, Any]:
+def examined(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the names in verl's registries, and the findings in a config."""
-    run = Run(config, upstream.release_of(version))
+    run = Run(config)
     known: dict[str, Any] = upstream.registries(trainers=run.names_trainer)
     wrong = Findings()
     if known["losses"]:
         with wrong.collected():
             surface.check_names()
-    found = [*wrong, *findings(run, known, file_columns(run.at(Key.TRAIN_FILES)))]
-    for key, text in upstream.refused_values(config):
-        problem = f"it is {run.at(key)!r}, and verl raises {text.rstrip(' .:')}, after the first rollout"
-        found.append(Finding("error", key, problem, "correct it"))
-    return known | {"findings": [*found, *absent_files(config)]}
+    return known | {"findings": [*wrong, *findings(run, known, file_columns(run.at(Key.TRAIN_FILES)))]}
+
+
+def diagnosed(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the doctor's facts: what `examined` returns, what verl refuses, why composer_sync fails to load.
+
+    composer_sync is loaded only where the config names a trainer, or where there is none.
+    """
+    failure = upstream.trainer_failure() if config is None or Run(config).names_trainer else ""
+    if config is None:
+        return upstream.registries() | {"failure": failure, "findings": []}
+    facts = examined(config)
+    if error := upstream.validation_error(config):
+        problem = f"verl's validate_config raises {error.rstrip('.')}, and so does main_ppo"
+        facts["findings"].append(Finding("error", "main_ppo", problem, "correct it"))
+    return facts | {"failure": failure}
 
 
 def _findings(
     run: Run, known: Mapping[str, Collection[str]], columns: Mapping[str, Collection[str]]
 ) -> Iterator[Finding]:
     yield from _unknown_names(run, known)
-    delivers, registered = _delivers(run, known["trainers"]), any(map(is_ours, known["estimators"]))
+    delivers = _delivers(run, known["trainers"])
     if not (delivers or is_ours(run.estimator) or run.names_our_loss):
         yield _nothing_of_ours(run)
         return
@@ -166,7 +167,6 @@ def _findings(
         return found
 
     of_rewards, of_tokens = chosen(node, "advantage", run.estimator), chosen(seen, "policy", run.loss)
-    advantage, policy = of_rewards and of_rewards.choice, of_tokens and of_tokens.choice
     channels: Channels | None = parsed(NODE, surface.parse_channels, node) if delivers else None
     config: ComposerConfig | None = channels.config if channels else parsed(NODE, surface.parse, node)
     yield from errors
@@ -181,32 +181,16 @@ def _findings(
         for finding in config.without_effect(config.model_fields_set):
             yield finding.under(NODE)
         yield from surface.undelivered(config, delivers=delivers)
-    if registered and (config is None or not (config.hint_weight or config.replay_weight)):
-        yield from _unused_trainer(run)
-    if advantage is not None and (config is None or config.policy_weight):
-        yield from surface.group_of_one(advantage, run.at(Key.GROUP_SIZE))
-    yield from _advantages_by_token(run, advantage, policy, channels)
-    yield from _advantage_of_the_paper(run, advantage, policy)
-    yield from _old_policy(run, policy)
-    yield from inert_correction(run)
-    yield from _sampling(run, policy)
-    yield from _reference(run, channels)
-    yield from _only_with(run)
+    if of_rewards is not None and (config is None or config.policy_weight):
+        yield from surface.group_of_one(of_rewards.choice, run.at(Key.GROUP_SIZE))
     yield from _distillation(run, channels)
-    mode = str(run.at(Key.AGG_MODE) or "")
-    replays = channels is not None and channels.replay is not None  # for which it is an error
-    if mode == verl.NORM_MODE and run.at(Key.SCALE_FACTOR) is None and not replays:
-        problem = (
-            f"it is not set, and {mode!r} then divides by the padded width of each micro-batch, so that "
-        )
-        problem += "the weight of a token depends on how verl cuts the batch"
-        yield Finding("warning", Key.SCALE_FACTOR, problem, SET_LENGTH)
-    yield from _mandatory(run)
-    if run.at(Key.FILTER_GROUPS) and not run.is_v1:
-        problem = "it is True, and verl's legacy trainer does not read it: no group is dropped"
-        yield Finding("warning", Key.FILTER_GROUPS, problem, f"set {Key.USE_V1}=True (verl 0.9), or False")
-    yield from surface.reduction(policy, mode)
+    yield from surface.reduction(of_tokens and of_tokens.choice, str(run.at(Key.AGG_MODE) or ""))
+    wrong = Findings()
+    with wrong.collected():
+        surface.check_scale_factor(run.at(Key.SCALE_FACTOR))
+    yield from wrong
     if of_tokens is not None:
+        yield from _old_policy(run, of_tokens.choice)
         yield from unlikely_value(of_tokens, NODE)
         if config is not None:
             yield from (one.under(NODE) for one in scaled_hint(config, of_tokens.choice))
@@ -216,13 +200,8 @@ def _findings(
 
 
 def _delivers(run: Run, known: Collection[str]) -> bool:
-    """Whether the trainer is composer_sync, or a name unknown to verl that does not stand for another one.
-
-    So that a misspelt trainer is one finding, and the options of the channels are examined all the same.
-    """
-    if not run.trainer or not known or run.trainer in known:
-        return run.trainer == TRAINER
-    return TRAINER in (near(run.trainer, known) or [TRAINER])
+    """Whether the trainer is composer_sync, or unknown: then the channels are examined all the same."""
+    return run.trainer == TRAINER or (bool(run.trainer) and bool(known) and run.trainer not in known)
 
 
 def _unknown_names(run: Run, registered: Mapping[str, Collection[str]]) -> Iterator[Finding]:
@@ -261,14 +240,6 @@ def _unknown_names(run: Run, registered: Mapping[str, Collection[str]]) -> Itera
         yield Finding("error", Key.DISTILLATION_LOSS, problem, remedy)
 
 
-def _unused_trainer(run: Run) -> Iterator[Finding]:
-    """Yield a warning for composer_sync beside the legacy trainer, of which nothing else is said."""
-    if not run.is_v1 and run.at(Key.TRAINER_MODE) == TRAINER:
-        problem = f"it is {TRAINER!r}, and verl's legacy trainer runs, which does not read it"
-        remedy = f"set {Key.USE_V1}=True (verl 0.9 or later), or remove it"
-        yield Finding("warning", Key.TRAINER_MODE, problem, remedy)
-
-
 def _nothing_of_ours(run: Run) -> Finding:
     """Return the finding for a config in which no estimator, loss or trainer of this package runs."""
     if is_ours(run.loss):
@@ -301,124 +272,14 @@ def _read_elsewhere(run: Run, seen: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding("error", f"{WORKER_NODE}.{option}", problem, remedy)
 
 
-def _advantages_by_token(
-    run: Run, advantage: Choice | None, policy: Choice | None, channels: Channels | None
-) -> Iterator[Finding]:
-    """Yield an error for a policy loss that takes one advantage per response, beside those of each token."""
-    averages = policy is not None and policy.loss.per_sequence
-    by_hint = channels is not None and channels.hint is not None and not channels.hint_is_loss
-    if by_hint and (averages or run.loss == verl.MEAN_OVER_ROWS):
-        problem = f"'advantage' gives each token its own advantage, and {run.loss!r} averages them"
-        remedy = "set 'score', or a policy per token (gspo_token)"
-        yield Finding("error", f"{NODE}.hint_estimator", problem, remedy)
-    if policy is None or not averages:
-        return
-    by_return = advantage is not None and "token_rewards" in advantage.loss.needs
-    gamma = run.at("algorithm.gamma") if advantage is None else advantage.value("gamma")
-    if run.estimator in verl.BY_TOKEN or (
-        (by_return or run.estimator in verl.BY_RETURN)
-        and (gamma not in (None, 1) or run.at(Key.KL_IN_REWARD))
-    ):
-        problem = f"{policy.name!r} takes one advantage per response, and {run.estimator!r} computes another "
-        problem += "one for each token"
-        yield Finding("error", Key.LOSS_MODE, problem, "choose another policy loss, gspo_token for example")
-
-
-def _advantage_of_the_paper(run: Run, advantage: Choice | None, policy: Choice | None) -> Iterator[Finding]:
-    """Yield a warning for a policy loss whose paper has an advantage of its own, beside another one."""
-    if policy is None:
-        return
-    if advantage is None:
-        row = VERL.row_of(**{verl.CHOOSES["advantage"]: run.estimator}) or run.estimator
-        used = row.partition("@")[0]
-        without_deviation = run.at("algorithm.norm_adv_by_std_in_grpo") is False
-    else:
-        used, without_deviation = advantage.loss.name, advantage.value("scale") == "none"
-    if used == "grpo" and without_deviation:
-        used = "dr_grpo"
-    wanted, in_node = policy.loss.advantage, run.estimator == "composer"
-    key, value = (f"{NODE}.advantage", wanted) if in_node else (Key.ESTIMATOR, f"composer/{wanted}")
-    yield from advantage_of_another_paper(policy, used, key, f"set {key}={value}")
-
-
-def _only_with(run: Run) -> Iterator[Finding]:
-    """Yield options that verl reads only beside another one, which has not the value that they need."""
-    wrong = Findings()
-    with wrong.collected():
-        surface.check_scale_factor(run.at(Key.SCALE_FACTOR))
-    yield from wrong
-    yield from only_with(VERL, run.at)
-
-
-def _old_policy(run: Run, policy: Choice | None) -> Iterator[Finding]:
-    """Yield what makes `old_log_probs` the trainer's where the loss needs the rollout policy's."""
-    bypass, kept = run.at(Key.BYPASS), run.at(Key.ROLLOUT_LOGPROBS)
-    if bypass and not kept:
-        problem = f"it is {kept}, and {Key.BYPASS} needs the rollout engine's log-probabilities"
-        yield Finding("error", Key.ROLLOUT_LOGPROBS, problem, f"set {Key.ROLLOUT_LOGPROBS}=True")
-    elif policy is not None and "rollout_logprobs" in policy.loss.needs and not bypass:
+def _old_policy(run: Run, policy: Choice) -> Iterator[Finding]:
+    """Yield a warning where `old_log_probs` are the trainer's and the loss needs the rollout policy's."""
+    if "rollout_logprobs" in policy.loss.needs and not run.at(Key.BYPASS):
         problem = f"{policy.name!r} compares with the rollout policy, and verl's old_log_probs are the "
-        remedy = f"set {Key.BYPASS}=True" + ("" if kept else f" {Key.ROLLOUT_LOGPROBS}=True")
-        remedy += ", which makes them the rollout engine's"
-        severity: Severity = "info" if kept else "warning"
-        key = Key.BYPASS if kept else Key.ROLLOUT_LOGPROBS
-        yield Finding(severity, key, f"{problem}trainer's own recomputation", remedy)
-
-
-def inert_correction(run: Run) -> Iterator[Finding]:
-    """Yield the options of verl's rollout correction that the loss does not read."""
-    without, bypass = run.at(Key.ROLLOUT_LOGPROBS) is False, run.at(Key.BYPASS)
-    for name in verl.SWITCHES:
-        key = f"{Key.CORRECTION}.{name}"
-        value = run.at(key)
-        if value in (None, verl.DEFAULTS[key]):
-            continue
-        of_the_loss = name in verl.OF_THE_LOSS
-        if run.loss != verl.OWN_BYPASS and (bypass or of_the_loss):
-            problem = f"it is {value!r}, and only verl's own loss {verl.OWN_BYPASS!r} reads it"
-            remedy = "remove it"
-            if not of_the_loss:
-                problem, remedy = f"{problem} with {Key.BYPASS}", f"set {Key.BYPASS}=False, or remove it"
-            yield Finding("error", key, problem, remedy)
-        elif without and not (of_the_loss or bypass):
-            problem = (
-                f"it is {value!r}, and it has no effect without the rollout engine's log-probabilities: "
-            )
-            problem += f"{Key.ROLLOUT_LOGPROBS} is False"
-            yield Finding("error", key, problem, f"set {Key.ROLLOUT_LOGPROBS}=True, or remove it")
-
-
-def _sampling(run: Run, policy: Choice | None) -> Iterator[Finding]:
-    """Yield options that cut the rollout policy's distribution where a ratio to it is computed."""
-    uses_ratio = policy is not None and "rollout_logprobs" in policy.loss.needs
-    if not (uses_ratio or run.at(Key.BYPASS) or run.at(Key.CORRECTED) or run.at(Key.REJECTED)):
-        return
-    yield from cut_sampling(run.at, f"{Key.ROLLOUT}.")
-
-
-def _reference(run: Run, channels: Channels | None) -> Iterator[Finding]:
-    """Yield a reference policy that is not the one that training begins with, and a KL without a pull."""
-    in_loss = run.at(Key.USE_KL_LOSS) and run.at(Key.KL_COEF) != 0
-    used = in_loss or run.at(Key.KL_IN_REWARD) or (channels is not None and channels.uses_reference)
-    for key in Key.ADAPTERS if used else ():
-        if run.at(key):
-            problem = f"it is {run.at(key)!r}, and verl's reference policy is the model without the adapter, "
-            problem += "not the policy that training begins with"
-            remedy = "merge the adapter into the model first, if its policy is to be the reference"
-            yield Finding("warning", key, problem, remedy)
-    if in_loss and (kind := run.at(Key.KL_TYPE)) in verl.WITHOUT_PULL:
-        problem = f"it is {kind!r}, whose gradient in a loss is the same at every token, whatever the "
-        problem += "reference: it does not hold the policy near it"
-        yield Finding("warning", Key.KL_TYPE, problem, "set low_var_kl, or k1+, whose gradient is that of k2")
-
-
-def _mandatory(run: Run) -> Iterator[Finding]:
-    """Yield options that verl leaves to the user and that are not set; a reward model's only with one."""
-    for key in upstream.options(run.tree):
-        of_a_model = key.startswith("reward.reward_model.") and not run.at("reward.reward_model.enable")
-        if run.at(key) == MANDATORY and not of_a_model and not key.startswith("distillation."):
-            remedy = "set it: vllm or sglang" if key == f"{Key.ROLLOUT}.name" else "set it"
-            yield Finding("error", key, f"it is {MANDATORY}, which verl leaves for you to set", remedy)
+        problem += "trainer's own recomputation"
+        remedy = f"set {Key.BYPASS}=True {Key.ROLLOUT_LOGPROBS}=True, which makes them the rollout engine's"
+        kept = run.at(Key.ROLLOUT_LOGPROBS)
+        yield Finding("info" if kept else "warning", Key.BYPASS, problem, remedy)
 
 
 def _distillation(run: Run, channels: Channels | None) -> Iterator[Finding]:
@@ -446,6 +307,9 @@ def _channel_conflicts(run: Run, channels: Channels) -> Iterator[Finding]:
     if (channels.hint or channels.replay) and run.at(Key.FILTER_GROUPS):
         problem = "it is True, and verl then drops groups of equal rewards, which only hint and replay train"
         yield Finding("warning", Key.FILTER_GROUPS, problem, f"set {Key.FILTER_GROUPS}=False")
+    if channels.hint and not channels.hint_is_loss and run.loss == verl.MEAN_OVER_ROWS:
+        problem = f"'advantage' gives each token its own advantage, and {run.loss!r} averages them"
+        yield Finding("error", f"{NODE}.hint_estimator", problem, "set 'score', or name another loss_mode")
     if channels.compares_distributions:
         yield from _logit_conflicts(run)
     if channels.replay:
@@ -511,15 +375,6 @@ def local_files(files: Any) -> dict[str, Path]:
     """Return the data files that are named by a path of this machine, and not by a URL."""
     names = [files] if isinstance(files, str) else files if isinstance(files, list) else ()
     return {str(name): Path(str(name)).expanduser() for name in names if name and "://" not in str(name)}
-
-
-def absent_files(config: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield the data files that are not on this machine; verl's default files count as not set."""
-    for key in (Key.TRAIN_FILES, Key.VAL_FILES):
-        for name, path in local_files(at(config, key)).items():
-            if not path.exists() and not name.startswith(verl.DEFAULT_DATA):
-                problem = f"there is no {name}, looked for from {Path.cwd()} on this machine"
-                yield Finding("warning", key, problem, "correct the path, or write it as an absolute path")
 
 
 def file_columns(files: Any) -> dict[str, list[str]]:

@@ -1,6 +1,5 @@
 """verl's own options beside a loss of ours: each acts as in verl, or is an error with the line to paste."""
 
-import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
@@ -11,16 +10,13 @@ from typing import Any
 import pytest
 import torch
 import verl
-import yaml
 from omegaconf import OmegaConf
 from torch import Tensor
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.utils.config import omega_conf_to_dataclass
 
-from composer_plugins.adapters.verl_plugin.migration import READ
 from composer_plugins.adapters.verl_plugin.surface import NODE, WORKER_OVERRIDES
 from composer_plugins.adapters.verl_plugin.upstream import moved
-from composer_plugins.adapters.verl_plugin.upstream import options as options_of
 from composer_plugins.conformance.batches import Batch, Rollouts
 from composer_plugins.conformance.verl_claims.policy import GEO_MEAN, LOSSES
 from composer_plugins.conformance.verl_claims.upstream import advantages, policy_loss
@@ -33,6 +29,7 @@ from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs.pasted import to_paste
 from parity_tests.rigs.verl_actor import ONES, algorithm, composer_actor
 from parity_tests.rigs.verl_source import fields, read
+from parity_tests.rigs.verl_source import options as options_of
 from parity_tests.rigs.verl_trainer import composed
 from parity_tests.rigs.verl_wheels import INSTALLED, wheel
 
@@ -53,25 +50,6 @@ def test_every_option_that_verls_losses_and_advantages_read_is_classified(versio
     found = read(source(version))
     assert len(found) > 20 and ("policy", "clip_ratio_high") in found and ("advantage", "gamma") in found
     assert sorted(found.difference(CLASSIFIED)) == []
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_every_option_that_verls_trainers_and_workers_read_is_in_a_table(version: str) -> None:
-    """`migrate` says that nothing differs only where it knows each of these keys."""
-    found = {f"{TABLES[kind]}.{key}" for kind, key in read(source(version), anywhere=True)}
-    assert len(found) > 60 and found > {f"{TABLES[kind]}.{key}" for kind, key in read(source(version))}
-    found |= {key for key in keys(version) if key.startswith("critic.")}
-    known = READ | VERL.not_carried.keys() | VERL.no_bearing
-    covered = {key for key in found for one in known if f"{key}.".startswith(f"{one}.")}
-    tables = {key for key in found for one in known if one.startswith(f"{key}.")}
-    assert sorted(found - covered - tables) == []
-
-
-def keys(version: str) -> set[str]:
-    """Every key of a version's configs of PPO, but those of profilers."""
-    files = (source(version) / "trainer/config").glob("_generated_ppo*_trainer.yaml")
-    found = {one for file in files for one in options_of(yaml.safe_load(file.read_text().replace("{}", "0")))}
-    return {one for one in found if not re.search("profile|tool_config|nsight", one)}
 
 
 def test_no_option_is_classified_that_verl_does_not_have() -> None:
