@@ -6,7 +6,6 @@ from composer_plugins.errors import near
 from composer_plugins.frameworks.contract import Framework
 from composer_plugins.frameworks.prime_rl import LOSS_OPTIONS
 from composer_plugins.frameworks.registry import counterpart, frameworks
-from composer_plugins.frameworks.trl import NOT_OPTIONS
 from composer_plugins.frameworks.verl import FORMER
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import of_kind
@@ -56,9 +55,7 @@ def test_an_option_that_sets_more_is_not_offered_for_a_part_of_it() -> None:
 @pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda one: one.name)
 def test_an_option_of_another_framework_or_release_is_no_misspelling(framework: Framework) -> None:
     known = names(framework)
-    others = {key.rpartition(".")[2] for key in (*FORMER, *NOT_OPTIONS)}.union(
-        *map(names, FRAMEWORKS)
-    ) - known
+    others = {key.rpartition(".")[2] for key in FORMER}.union(*map(names, FRAMEWORKS)) - known
     assert len(others) > 100
     found = {(one, meant) for one in others for meant in near(one, known, completes=False)}
     assert found <= THE_SAME
