@@ -143,14 +143,6 @@ def encoder_decoder() -> None:
     tiny.trainer(hint_weight=1.0, policy_model=model)
 
 
-def frozen(*names: str, adapter: bool = True) -> Make:
-    """Make a trainer of a model, or of an adapter that PEFT has loaded, of which only `names` are trained."""
-    made: Any = get_peft_model(tiny.model(), LoraConfig(**QV)) if adapter else tiny.model()
-    for name, weight in made.named_parameters():
-        weight.requires_grad_(name.endswith(names) if names else False)
-    return lambda: tiny.trainer(policy_model=made, hint_weight=1.0, hint_teacher="ema")
-
-
 def nan_teacher() -> None:
     """Train with a teacher that has no finite log-probabilities."""
     made = tiny.trainer(hint_weight=1.0)
@@ -366,16 +358,6 @@ TRAINERS: dict[str, Mistake] = {
         lambda: tiny.trainer(
             policy_model=get_peft_model(tiny.model(), PromptTuningConfig(**TOKENS)), replay_weight=1.0
         ),
-    ),
-    "an adapter that is loaded frozen": ("model=PeftModel.from_pretrained(...)", frozen()),
-    "an adapter that is frozen, and a norm that is not": (
-        "model=get_peft_model(...)",
-        frozen("model.norm.weight"),
-    ),
-    "a frozen model": ("model.requires_grad_(False)", frozen(adapter=False)),
-    "a model that is frozen but for one norm": (
-        "model.model.norm.requires_grad_(True)",
-        frozen("model.norm.weight", adapter=False),
     ),
     "a tool as a word": paired(tools="read"),
     "tools beside a prompt that is a string": paired(prompt="a?", chosen="1", rejected="2"),
