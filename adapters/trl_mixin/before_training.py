@@ -1,6 +1,5 @@
 """Checks before training: the model, the trainer's options, and every row that a channel reads."""
 
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -117,25 +116,6 @@ def uses_peft(arguments: dict[str, Any]) -> bool:
     return hasattr(arguments.get("model"), "peft_config") or arguments.get("peft_config") is not None
 
 
-def check_trained(model: Any) -> None:
-    """Raise ConfigError for a model whose weights are all frozen; warn where hardly any is trained."""
-    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    has_adapter = hasattr(model, "peft_config")
-    if not weights:
-        problem = "all its weights are frozen, so nothing would be trained"
-        remedy = "give is_trainable=True to PeftModel.from_pretrained, or unfreeze the adapter's weights"
-        raise ConfigError("model", problem, remedy if has_adapter else "call model.requires_grad_(True)")
-    prefix = getattr(model.base_model, "prefix", None) if has_adapter else None
-    frozen = prefix is not None and not any(prefix in name for name in weights)
-    shapes = [getattr(weight, "ds_shape", weight.shape) for weight in weights.values()]  # ZeRO-3 empties it
-    if frozen or all(len(shape) < 2 for shape in shapes):
-        what = "its adapter is frozen" if frozen else "all its matrices are frozen"
-        _warn(
-            f"model: {what}, and only {', '.join([*weights][:2])}{' ...' * (len(weights) > 2)} would be "
-            "trained; unfreeze the weights that the loss should change"
-        )
-
-
 def check_adapter(arguments: dict[str, Any]) -> None:
     """Raise ConfigError for a PEFT model that does not give access to the initial policy."""
     model: Any = arguments.get("model")
@@ -202,14 +182,6 @@ def _changes_nothing(name: str, weight: Any, everything: dict[str, Any]) -> bool
     if before is None:
         return False
     return bool(weight.is_meta or (weight.numel() and weight.equal(before.to(weight))))
-
-
-def check_tools(trainer: GRPOTrainer) -> None:
-    """Raise ConfigError for tools whose results TRL would compare with a length that is None."""
-    if trainer.max_completion_length is None and (trainer.tools or upstream.has_environments(trainer)):
-        problem = "it is None, and TRL cuts the results of tools off at this length"
-        remedy = "set it to the number of tokens that a completion may have, with the results of tools"
-        raise ConfigError("max_completion_length", problem, remedy)
 
 
 def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
@@ -308,28 +280,6 @@ def warn_of_reset(rows: Sequence[columns.Row], prompts: Sequence[Any]) -> bool:
             stacklevel=3,
         )
     return bool(added)
-
-
-def warn_of_processes(processes: int) -> None:
-    """Warn if another number of processes was asked for than run."""
-    asked = upstream.asked_processes()
-    if asked is not None and asked[0] != str(processes):
-        number, source = asked
-        _warn(
-            f"num_processes: this run has {processes}, and {source} asks for {number}; start it with "
-            "torchrun or with accelerate launch --multi_gpu, on CPUs with use_cpu=True too, or change what "
-            "is asked for"
-        )
-
-
-def warn_of_fsdp(trainer: GRPOTrainer) -> None:
-    """Warn if FSDP was asked for and accelerate, without a word, does not use it."""
-    asked = bool(trainer.args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP") == "true"
-    if asked and not trainer.is_fsdp_enabled:
-        _warn(
-            "fsdp: accelerate shards a model on GPUs alone, so each process of this run has the whole model; "
-            "to accept that on CPUs, leave fsdp out"
-        )
 
 
 def check_datasets(trainer: GRPOTrainer, channels: Sequence[DataChannel]) -> None:

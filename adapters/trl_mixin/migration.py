@@ -6,7 +6,6 @@ from dataclasses import fields
 from typing import Any
 
 import yaml
-from transformers import TrainingArguments
 from trl import ModelConfig, ScriptArguments
 
 from composer_plugins.adapters.trl_mixin import upstream
@@ -15,13 +14,10 @@ from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.findings import ComposerWarning, Finding
 from composer_plugins.frameworks.contract import NOTHING, SAMPLING
 from composer_plugins.frameworks.trl import (
-    DPO_LOSSES,
     LOSS_OPTIONS,
     LOSS_TYPES,
     MODES,
-    NOT_OPTIONS,
     OF_MODES,
-    OURS_OTHERWISE,
     SEQUENCE_LEVEL,
     TRL,
     VLLM_BOUNDS,
@@ -53,6 +49,7 @@ BATCH = {"gradient_accumulation_steps", "steps_per_generation", "generation_batc
 BATCH |= {"per_device_train_batch_size", "per_device_eval_batch_size", "num_generations_eval"}
 BATCH |= {"pad_to_multiple_of", "chat_template_kwargs", "gradient_checkpointing_kwargs", "log_multimodal"}
 BATCH |= {"cast_lm_head_to_fp32"}
+OF_ITS_LOSSES = {name for name, one in LOSS_OPTIONS.items() if one.acts_by_parameters}
 LEVELS = ("token", "sequence")
 SCALES = ("group", "batch", "none")
 READ = {"beta", "use_bias_correction_kl", "entropy_coef", "temperature", "scale_rewards", "num_generations"}
@@ -65,11 +62,8 @@ KNOWN = {field.name for field in fields(ComposerGRPOConfig)}
 NAMES = ({*OWN} | set(LOSS_OPTIONS) | BESIDE | {"policy", "loss_type"}) - BATCH  # those of the loss
 # Values of LOSS_OPTIONS that are not TRL's default and change nothing all the same.
 CHANGES_NOTHING = {"reward_weights": lambda weights: isinstance(weights, list) and set(weights) == {1}}
-# Options that have no bearing on the loss: those of transformers' Trainer, of TRL's script and models, the
-# rest of GRPOConfig, and names of earlier releases of these.
-NO_BEARING = {one.name for cls in (TrainingArguments, ModelConfig, ScriptArguments) for one in fields(cls)}
-NO_BEARING |= TRL.no_bearing
-FORMER = {name: one for name, one in NOT_OPTIONS.items() if one.is_former}  # of GRPOConfig
+# What else TRL's own scripts read from the same file; the table has none of them.
+OF_SCRIPTS = {one.name for cls in (ModelConfig, ScriptArguments) for one in fields(cls)}
 BOOLEANS = {"use_vllm", "vllm_importance_sampling_correction", "use_bias_correction_kl", "sync_ref_model"}
 NUMBERS = {
     "beta": WEIGHT,
@@ -84,8 +78,6 @@ ALL_ROWS = "all completions of the batch"
 def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objective, list[Finding]]:
     """What TRL trains with these options of a ComposerGRPOConfig, and what does not hold of them."""
     options, policy, found = _config(table)
-    for key, (problem, remedy) in FORMER.items():
-        found += [Finding("warning", key, problem, remedy)] if key in table else []
     mode = options.resolved.mode
     old, rollout = behaviours(policy, "trainer", "rollout engine")
     scale = {True: "group", False: "none"}.get(options.scale_rewards, options.scale_rewards)
@@ -126,15 +118,13 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
 
 def not_known(key: str, table: Mapping[str, Any]) -> Finding:
     """What a doctor says of a key that is not understood; the script's own options are not known here."""
-    error = unknown_option(key, KNOWN, table)
-    more = "" if error.problem == OURS_OTHERWISE else f": {error.problem}"
-    problem = f"it is no option of TRL that is known here{more}"
-    return Finding("warning", key, problem, error.remedy)
+    problem = "it is no option of TRL that is known here"
+    return Finding("warning", key, problem, unknown_option(key, KNOWN, table).remedy)
 
 
 def unread(table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:
-    """The keys of a config that are not understood."""
-    return not_understood(table, NAMES | BATCH | TRL.not_carried.keys() | NO_BEARING)
+    """The keys of a config that are no option of the installed TRL."""
+    return not_understood(table, KNOWN | BESIDE | OF_SCRIPTS)
 
 
 def release(version: str | None = None, table: Mapping[str, Any] = NOTHING) -> str:
@@ -178,12 +168,6 @@ def render(table: Mapping[str, Any]) -> str:
 
 def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice, list[Finding]]:
     """The options of the loss, the policy loss, where it is TRL's own too, and what does not hold."""
-    if other := [key for key in table if key in NOT_OPTIONS and NOT_OPTIONS[key].is_of_another_trainer]:
-        problem, remedy = NOT_OPTIONS[other[0]]
-        raise ConfigError(", ".join(other), problem, f"for a GRPOTrainer {remedy}")
-    if named := {*_as_list(table.get("loss_type"))} & {*DPO_LOSSES.split()}:
-        problem = f"{', '.join(sorted(named))} is a loss of pairs, as of TRL's DPOTrainer"
-        raise ConfigError("loss_type", problem, "name it in replay_loss, beside the loss of a GRPOTrainer")
     for name in table:
         if name.startswith(("hint_", "replay_", "policy_")) and name not in OWN:
             raise unknown_option(name, OWN, table)
@@ -204,17 +188,10 @@ def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice, list[
         given = {name: x for name, x in upstream.moved(options).items() if LOSS_OPTIONS[name].values(row, x)}
         params = parameters_set(TRL, row, {}, given, params_key="policy_params")
         own["policy_params"] = {name: one.value for name, one in params.items()}
-        ours = {
-            name: x for name, x in values.items() if not LOSS_OPTIONS.get(name, LOSS_OPTIONS["beta"]).sets
-        }
-        options = _made(ours | own)
+        options = _made({name: x for name, x in values.items() if name not in OF_ITS_LOSSES} | own)
     policy = options.resolved.policy
     assert policy is not None
     return options, policy, found
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def _made(values: Mapping[str, Any]) -> ComposerGRPOConfig:
@@ -241,7 +218,6 @@ def _own_loss(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "policy": name,
         "loss_type": kind if kind in MODES else None,
-        "importance_sampling_level": "token",
     }
 
 
@@ -288,7 +264,6 @@ def _remarks(options: ComposerGRPOConfig) -> Iterator[str]:
         changes = value != default and not (name in CHANGES_NOTHING and CHANGES_NOTHING[name](value))
         if changes and not option.sets and name not in (*READ, *BATCH):
             yield f"{name} = {value!r}"
-    yield from (f"{one.key}: {one.problem}" for one in options.inert_in_trl())
     if options.beta and options.sync_ref_model:
         every = options.ref_model_sync_steps
         yield f"sync_ref_model = True: the KL's reference follows the policy every {every} steps"

@@ -73,8 +73,6 @@ class ComposerLossMixin(_Trainer):
         needs_base = teacher_kind == "base" or (self._replay is not None and self._replay.needs_reference)
         peft = before_training.uses_peft(given)
         model = given.get("model")
-        if isinstance(model, nn.Module) and given.get("peft_config") is None:
-            before_training.check_trained(model)
         if peft and needs_base:
             before_training.check_adapter(given)
         # TRL's constructor patches the model's forward with a closure over the original model. A copy made
@@ -89,7 +87,6 @@ class ComposerLossMixin(_Trainer):
         self.add_callback(self._weights)
         if peft:
             upstream.give_head_its_bias(self)
-        before_training.check_tools(self)
         self.composer_warned = list[str]()  # the reward models of whose rewards a warning has been given
         named = zip(self.reward_funcs, self.reward_func_names, strict=True)
         self.reward_funcs = [checked(one, name, config.on_bad_reward) for one, name in named]
@@ -113,8 +110,6 @@ class ComposerLossMixin(_Trainer):
         if self._hint is not None and self._hint.choice.is_third_party:
             self._hint.fused_linear = False  # the function may compare the tokens of a row with each other
         if self.accelerator.is_main_process:
-            before_training.warn_of_processes(self.accelerator.num_processes)
-            before_training.warn_of_fsdp(self)
             log_info(self._describe())
             if self._policy is not None:
                 log_info(described(TRL, self._policy.choice, self._policy.mode))

@@ -22,28 +22,21 @@ from composer_plugins.adapters.trl_mixin.hints import (
 from composer_plugins.config import ComposerConfig, complaints, unlikely
 from composer_plugins.errors import ConfigError, not_available, unknown
 from composer_plugins.findings import Finding, Findings, enforce, error_of
-from composer_plugins.frameworks.contract import parameters_of
 from composer_plugins.frameworks.trl import (
     LOSS_OPTIONS,
-    LOSS_TYPES,
     MODES,
     MODES_IN_WORDS,
-    NOT_OPTIONS,
     OTHER_LOSSES,
     TOKEN_WEIGHTS,
     TRL,
 )
 from composer_plugins.losses.choosing import Choice
-from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import of_kind
-from composer_plugins.objective.options import not_read, only_with
+from composer_plugins.objective.options import not_read
 from composer_plugins.objective.rules import cut_sampling
 
 TRL_LOSS = "trl"  # the value of `policy` that keeps TRL's own policy loss
 PARAMS = ("policy_params", "hint_params", "replay_params")
 HINT_SOURCES = ("column", "environment", "successful_rollout")
-LIVE_RATE = 0.5  # of hint_ema_rate: from here on the teacher is rather the policy than its average
-COLLAPSED = "which collapsed to reward 0 in 3 of 3 measured seeds"
 
 # Options of ours that the other frameworks have.
 NOT_AVAILABLE = dict.fromkeys(
@@ -65,9 +58,6 @@ def unknown_option(name: str, known: Iterable[str], given: Mapping[str, Any]) ->
     """The error for an option that does not exist, beside those that are given."""
     if name in NOT_AVAILABLE:
         return not_available(name, NOT_AVAILABLE[name])
-    if name in NOT_OPTIONS:
-        problem, remedy = NOT_OPTIONS[name]
-        return ConfigError(name, problem, remedy)
     return config.unknown_option(name, known, given.get("policy"))
 
 
@@ -266,19 +256,13 @@ class ComposerGRPOConfig(GRPOConfig):
         for choice in filter(None, (policy, found.hint, found.replay)):
             with wrong.collected():
                 TRL.require(choice)
-        findings = [*self._without_effect(config), *_live_teacher(config)]
+        findings = [*self._without_effect(config)]
         takes_rollout = policy is not None and "rollout_logprobs" in policy.loss.needs
         if self.use_vllm and (takes_rollout or upstream.corrects_rollouts(self)):
             findings += cut_sampling(vars(self).get)
-        if policy is None and self.loss_type not in (None, *LOSS_TYPES):
-            error = unknown("loss_type", str(self.loss_type), LOSS_TYPES, guess=False)
-            ours = self.loss_type in of_kind(losses(), "policy")
-            remedy = f"set policy={self.loss_type!r}, and leave loss_type out" if ours else error.remedy
-            wrong.append(Finding("error", "loss_type", error.problem, remedy))
         if policy is not None:
             wrong += self._wrong_options_beside(policy, found.mode)
             if config.policy_weight != 0:
-                findings += self._advantage_of_the_paper(policy)
                 findings += unlikely(policy)
         if self.remove_unused_columns and (config.hint_weight or config.replay_weight):
             problem = "it is True, which drops the columns that the hint and replay channels read"
@@ -364,7 +348,6 @@ class ComposerGRPOConfig(GRPOConfig):
                 key, value = inert[name]
                 problem = f"it has no effect, because {key} is {getattr(self, key)!r}"
                 yield Finding("warning", name, problem, f"set {key} to {value!r}, or remove it")
-        yield from self.inert_in_trl()
         if config.policy_weight == 0:
             of_policy: list[str] = [name for name in ("policy", "policy_params") if name in given]
             for name, one in LOSS_OPTIONS.items():
@@ -387,31 +370,6 @@ class ComposerGRPOConfig(GRPOConfig):
             remedy = "set it to 2 or more, or dont_reprompt_on_self_success to False"
             yield Finding("warning", "num_generations_eval", problem, remedy)
 
-    def inert_in_trl(self) -> Iterator[Finding]:
-        """Yield a warning for each option of TRL's own that TRL does not read beside the others.
-
-        Beside a policy of ours those of TRL's own losses are an error (`not_read`).
-        """
-
-        names = (*LOSS_OPTIONS, "ref_model_mixup_alpha", "ref_model_sync_steps")
-        values = {name: getattr(self, name, None) for name in names}
-        given = {name: value for name, value in values.items() if value != upstream.DEFAULTS.get(name)}
-        yield from only_with(TRL, given.get)
-        for name in () if self.sync_ref_model else [one for one in names[-2:] if one in given]:
-            problem = f"it is {given[name]!r}, and it has no effect, because sync_ref_model is False"
-            yield Finding("warning", name, problem, "set sync_ref_model to True, or remove it")
-        by_token, by_sequence, _ = LOSS_TYPES.get(
-            self.loss_type or upstream.DEFAULTS["loss_type"], (None,) * 3
-        )
-        own = by_sequence if self.importance_sampling_level == "sequence" else by_token
-        if self.policy == TRL_LOSS and own:
-            row = of_kind(losses(), "policy")[own.partition("@")[0]]
-            for option in (LOSS_OPTIONS[name] for name in given if name in LOSS_OPTIONS):
-                if option.sets and not parameters_of(option.sets, row):
-                    problem = f"it is {given[option.key]!r}, and TRL's loss {row.name!r} does not read it"
-                    remedy = "set the loss_type that reads it, or remove it"
-                    yield Finding("warning", option.key, problem, remedy)
-
     def _mode(self, choice: Choice) -> tuple[str, str]:
         """How our policy loss is reduced, a key of `MODES_IN_WORDS`, and what decided so.
 
@@ -425,19 +383,9 @@ class ComposerGRPOConfig(GRPOConfig):
         source = "its attribute mode" if choice.is_import_path else f"as in {choice.upstream or 'the paper'}"
         return choice.mode, f"{source}: loss_type is not set"
 
-    def _advantage_of_the_paper(self, policy: Choice) -> Iterator[Finding]:
-        """Yield a warning where TRL divides rewards by their deviation, and the loss's paper does not."""
-        if policy.loss.advantage and not policy.upstream and self.scale_rewards != "none":
-            problem = (
-                f"it is {self.scale_rewards!r}, and in the paper of {policy.name!r} rewards are not divided "
-            )
-            problem += "by their standard deviation"
-            yield Finding("warning", "scale_rewards", problem, "set scale_rewards='none'")
-
     def _length_of_the_denominator(self, found: Resolved) -> Iterator[Finding]:
         """Yield an error where the denominator is max_completion_length, and that is None."""
-        mode = found.mode or MODES.get(self.loss_type or "")
-        if mode == MODES["dr_grpo"] and self.max_completion_length is None:
+        if found.mode == MODES["dr_grpo"] and self.max_completion_length is None:
             loss = f"loss_type={self.loss_type!r}" if self.loss_type else f"policy={self.policy!r}"
             problem = f"it is None, and {loss} divides the loss of a completion by it"
             remedy = "set it to the number of tokens that a completion may have, or set another loss_type"
@@ -471,27 +419,6 @@ class ComposerGRPOConfig(GRPOConfig):
         if corrected and "rollout_logprobs" in policy.loss.needs:
             problem = f"{policy.name!r} contains the ratio to vLLM already, and would be corrected twice"
             yield Finding("error", "vllm_importance_sampling_correction", problem, "set it to False")
-
-
-def _live_teacher(config: ComposerConfig) -> Iterator[Finding]:
-    """Yield a warning for a teacher of hints that is the policy, or nearly so."""
-    rate, remedy = config.hint_ema_rate, "set it to 0.05, the default"
-    if not config.hint_weight:
-        return
-    if config.hint_teacher == "live":
-        problem = f"it is 'live', which moves with its student and {COLLAPSED.removeprefix('which ')}"
-        yield Finding("warning", "hint_teacher", problem, "set it to 'base', which learned in all 3")
-    elif config.hint_teacher == "ema" and rate == 1:
-        problem = f"it is 1, so the teacher is the policy itself, as hint_teacher='live', {COLLAPSED}"
-        yield Finding("warning", "hint_ema_rate", problem, remedy)
-    elif config.hint_teacher == "ema" and rate >= LIVE_RATE:
-        problem = (
-            f"it is {rate:g}, the share of the policy in the teacher after each step, so the teacher is "
-        )
-        problem += f"nearly the policy itself, {COLLAPSED}"
-        if rate > LIVE_RATE:
-            remedy = f"set it to {1 - rate:.3g} if {rate:g} is meant as a decay, or to 0.05, the default"
-        yield Finding("warning", "hint_ema_rate", problem, remedy)
 
 
 # The options that GRPOConfig does not have.

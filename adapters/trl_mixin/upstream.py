@@ -11,18 +11,14 @@ calls `_get_grad_norm` before the optimizer's step.
 import copy
 import inspect
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import trl
-import yaml
-from accelerate.commands.config.config_args import default_config_file
 from packaging.version import Version
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -63,10 +59,6 @@ PREFIX_PRESERVING = (
     "set processing_class.chat_template to a prefix-preserving one: "
     "trl.chat_template_utils.get_training_chat_template(processing_class) has one for many models"
 )
-
-# Where the number of processes stands: torchrun sets the first, and MPI one of the others.
-SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-LAUNCHED = "ACCELERATE_USE_CPU"  # `accelerate launch` sets it, to True or False
 
 # exp(60) times a KL term stays finite in float32.
 MAX_LOG_RATIO = 60.0
@@ -223,22 +215,6 @@ def rewards(trainer: GRPOTrainer, rows: Sequence[Row], completions: list[Any], i
     rows = [dict(row) for row in rows]
     found = trainer._calculate_rewards(rows, [row["prompt"] for row in rows], completions, ids)
     return total_rewards(trainer, found).tolist()
-
-
-def asked_processes() -> tuple[str, str] | None:
-    """The number of processes that were asked for, and where; None if that is not known.
-
-    `accelerate launch --num_processes 2` starts one process if neither --multi_gpu nor its config file says
-    that training is distributed. The process then has a MASTER_ADDR, and no WORLD_SIZE.
-    """
-    for name in SIZES:
-        if name in os.environ:
-            return os.environ[name], f"the environment variable {name}"
-    if LAUNCHED in os.environ:
-        return ("more than 1", "accelerate launch") if "MASTER_ADDR" in os.environ else None
-    config = Path(default_config_file)
-    found = (yaml.safe_load(config.read_text()) or {}) if config.is_file() else {}
-    return (str(found["num_processes"]), str(config)) if found.get("num_processes", 0) > 0 else None
 
 
 def loss_mask(inputs: dict[str, Any], *, check: bool) -> Tensor:

@@ -110,8 +110,6 @@ def test_yaml_and_command_line_make_a_config(tmp_path: Path) -> None:
         {"hint_teacher": "ema", "hint_weight": 0.1},
         {"replay_params": {"beta": 0.3}, "replay_weight": 0.1},
         {"teacher_prompt_template": "{privileged_context}", "hint_weight": 0.1},
-        {"policy": "dr_grpo", "scale_rewards": "none"},
-        {"policy": "rloo", "scale_rewards": False},
         {"policy": "dr_grpo@trl"},
         {"policy": "gspo", "policy_params": {"clip_high": 3e-4}, "loss_type": "grpo", "policy_weight": 0.5},
         {"policy": "grpo", "policy_params": {"clip_high": 10.0}},  # as DeepSeek-R1
@@ -125,10 +123,6 @@ def test_yaml_and_command_line_make_a_config(tmp_path: Path) -> None:
 )
 def test_options_that_act_are_no_warning(options: dict[str, Any]) -> None:
     config(**options)  # a warning is an error here
-
-
-def test_an_ema_rate_below_a_half_is_no_warning() -> None:
-    tiny.trainer(hint_weight=1.0, hint_teacher="ema", hint_ema_rate=0.49)
 
 
 def test_the_check_of_a_large_data_set_shows_its_progress(

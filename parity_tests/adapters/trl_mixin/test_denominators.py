@@ -16,9 +16,6 @@ from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.conformance.reductions import kernel
 from parity_tests.rigs import by_rows, sharded, tiny
 
-# The advantages are TRL's here, whichever the paper of the loss has.
-pytestmark = pytest.mark.filterwarnings("ignore:scale_rewards. it is 'group'")
-
 LENGTH = 5  # tiny.trainer's max_completion_length
 
 Rows = list[Tensor]  # the losses of each completion's tokens, without padding

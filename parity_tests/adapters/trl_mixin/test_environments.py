@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.errors import DataError
 from composer_plugins.findings import ComposerWarning
 from parity_tests.rigs import tiny, tool_calls
 from parity_tests.rigs.tool_calls import Hinting, Plain
@@ -152,10 +152,3 @@ def test_a_policy_of_ours_is_trls_on_the_tokens_that_the_policy_wrote(kind: str,
 
     for theirs, ours in zip(gradients(), gradients(policy="grpo"), strict=True):
         assert tiny.relative_difference(theirs, ours) <= 1e-6
-
-
-@pytest.mark.parametrize("options", [{"replay_weight": 1.0}, {"replay_weight": 0.0}], ids=str)
-def test_tools_without_a_longest_completion_are_refused(options: dict[str, float]) -> None:
-    """TRL compares the length of each result with max_completion_length."""
-    with pytest.raises(ConfigError, match="max_completion_length: it is None, and TRL cuts the results"):
-        trainer(Silent, max_completion_length=None, **options)

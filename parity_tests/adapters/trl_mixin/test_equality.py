@@ -104,7 +104,6 @@ def test_vllms_ratio_enters_our_term_as_trls(loss_type: str, policy: str) -> Non
     assert tiny.relative_difference(expected, gradient) <= tiny.FLOAT32
 
 
-@pytest.mark.filterwarnings("ignore:scale_rewards. it is 'group'")
 @pytest.mark.parametrize(
     "policy", ["grpo", "dapo", "dr_grpo", "gspo", "gspo_token", "cispo", "dppo_tv", "dppo_kl"]
 )

@@ -123,7 +123,6 @@ def test_every_family_of_models(family: str) -> None:
 
 
 @pytest.mark.parametrize("teacher", ["base", "ema", "live"])
-@pytest.mark.filterwarnings("ignore:hint_teacher. it is 'live'")
 def test_every_teacher(teacher: str) -> None:
     assert_equal(hint(policy_model=untied(), hint_teacher=teacher))
 

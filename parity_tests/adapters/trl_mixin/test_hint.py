@@ -126,9 +126,8 @@ def test_resuming_with_another_initial_model_is_an_error(tmp_path: Any, channel:
         made(max_steps=2).train(resume_from_checkpoint=saved)
 
 
-def test_a_live_teacher_warns_and_passes_no_gradient() -> None:
-    with pytest.warns(ComposerWarning, match="collapsed to reward 0 in 3 of 3 measured seeds"):
-        made = tiny.trainer(**HINT_ONLY, hint_teacher="live")
+def test_a_live_teacher_passes_no_gradient() -> None:
+    made = tiny.trainer(**HINT_ONLY, hint_teacher="live")
     inputs = tiny.batch(made)
     tiny.assert_computes(made, inputs, by_rows.hint(made, inputs, copy.deepcopy(made.model)))
 

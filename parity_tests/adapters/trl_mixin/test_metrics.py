@@ -11,9 +11,7 @@ from composer_plugins.kernels.policy import grpo
 from composer_plugins.kernels.types import Metric, TokenLoss
 from parity_tests.rigs import sharded, tiny
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:scale_rewards. it is 'group'", "ignore:loss_type. it has no effect"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:loss_type. it has no effect")
 
 SEEN: list[Tensor] = []  # the unmasked values of each call of `placed`
 

@@ -60,6 +60,6 @@ def test_a_copy_has_the_options_and_not_what_they_were_read_as() -> None:
 
 def test_the_warnings_of_a_config_come_once() -> None:
     with pytest.warns(ComposerWarning) as warned:
-        made = config(policy="dr_grpo")
+        made = config(hint_teacher="ema")
         tiny.trainer(config=lambda **_: made)
     assert len([one for one in warned if one.category is ComposerWarning]) == 1

@@ -1,9 +1,7 @@
-"""Rewards that cannot be right, and another number of processes than was asked for."""
+"""Rewards that cannot be right."""
 
 import re
-from contextlib import nullcontext
 from functools import partial, wraps
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +9,7 @@ import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
-from composer_plugins.adapters.trl_mixin import (
-    ComposerGRPOConfig,
-    ComposerGRPOTrainer,
-    before_training,
-    upstream,
-)
+from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer, upstream
 from composer_plugins.adapters.trl_mixin.rewards import checked, treated
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.findings import ComposerWarning
@@ -127,52 +120,3 @@ def test_a_reward_models_nan_names_its_row(how: str) -> None:
     last = [0.0, 1.0] if how == "zero" else [torch.nan, torch.nan]  # of row 1 only what does not apply is NaN
     assert torch.equal(found.nan_to_num(9.0), torch.tensor([*rewards[:3].tolist(), last]).nan_to_num(9.0))
     assert checked(model, "judge") is model
-
-
-@pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """No launcher and no config file of accelerate."""
-    for name in (*upstream.SIZES, upstream.LAUNCHED, "MASTER_ADDR"):
-        monkeypatch.delenv(name, raising=False)
-    config = tmp_path / "default_config.yaml"
-    monkeypatch.setattr(upstream, "default_config_file", str(config))
-    return SimpleNamespace(set=monkeypatch.setenv, config=config)
-
-
-TWO_PODS = {"WORLD_SIZE": "2"}  # as a cluster sets it
-# What accelerate launch --cpu --num_processes 2 sets for the one process that it starts.
-ONE_OF_TWO = {"ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1"}
-LAUNCHED = {"ACCELERATE_USE_CPU": "False"}  # accelerate launch --num_processes 1
-
-
-@pytest.mark.parametrize(
-    ("variables", "config", "processes", "asked_for"),
-    [
-        (TWO_PODS, "", 1, "the environment variable WORLD_SIZE asks for 2"),  # without LOCAL_RANK
-        ({"OMPI_COMM_WORLD_SIZE": "4"}, "", 1, "the environment variable OMPI_COMM_WORLD_SIZE asks for 4"),
-        ({}, "num_processes: 2\n", 1, ".*default_config.yaml asks for 2; start it with torchrun"),
-        (ONE_OF_TWO, "", 1, "accelerate launch asks for more than 1"),
-        ({}, "", 1, None),
-        ({**TWO_PODS, **LAUNCHED, "LOCAL_RANK": "0"}, "num_processes: 8\n", 2, None),
-        (LAUNCHED, "num_processes: 8\n", 1, None),
-        ({}, "num_processes: -1\n", 1, None),
-        ({}, "# nothing\n", 1, None),
-    ],
-)
-def test_another_number_of_processes_than_was_asked_for_is_a_warning(
-    environment: Any, variables: dict[str, str], config: str, processes: int, asked_for: str | None
-) -> None:
-    for name, value in variables.items():
-        environment.set(name, value)
-    if config:
-        environment.config.write_text(config)
-    message = f"num_processes: this run has {processes}, and {asked_for}"
-    with nullcontext() if asked_for is None else pytest.warns(ComposerWarning, match=message):
-        before_training.warn_of_processes(processes)
-
-
-def test_the_trainer_compares_the_number_of_processes(environment: Any) -> None:
-    environment.config.write_text("num_processes: 3\n")
-    with pytest.warns(ComposerWarning, match="num_processes: this run has 1, .* asks for 3") as seen:
-        tiny.trainer()
-    assert seen[-1].filename == tiny.__file__
