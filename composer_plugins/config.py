@@ -227,24 +227,19 @@ def what_to_set(loss: Loss, name: str, where: str = "") -> str:
     return registry.what_to_set(loss, name, where)
 
 
-def unlikely(
-    choice: Choice, set_by: Mapping[str, str] | None = None, given: Collection[str] | None = None
-) -> Iterator[Finding]:
+def unlikely(choice: Choice) -> Iterator[Finding]:
     """Yield a warning for a parameter with a value that hardly anyone intends; of several, for the last.
 
-    Bounds of which the lower one is above the upper one are an error. `set_by` has the framework's own
-    option, where one sets the parameter. `given` are the parameters to look at: a dialect's own numbers are
-    intended.
+    Bounds of which the lower one is above the upper one are an error.
     """
 
     def key(name: str) -> str:
-        return (set_by or {}).get(name, f"{choice.params_option}.{name}")
+        return f"{choice.params_option}.{name}"
 
     found = [
         (name, value, one)
         for name, parameter in choice.loss.parameters.items()
         for one in parameter.unlikely
-        if given is None or name in given
         if (value := choice.value(name)) is not None and one.above < value < one.below
     ]
     low, high = choice.value("clip_low"), choice.value("clip_high")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.verl_plugin.surface import ParsedOnce, compared_with_none, during
+from composer_plugins.adapters.verl_plugin.surface import AskedOnce, compared_with_none, during
 from composer_plugins.adapters.verl_plugin.upstream import PADDING_UID, beside
 from composer_plugins.errors import DataError
 from composer_plugins.findings import Finding, enforce
@@ -33,7 +33,7 @@ def sessions_of(keys: Sequence[str]) -> AbstractContextManager[None]:
 
 def estimator(name: str | None) -> Estimator:
     """Return the estimator `composer/<name>`; for None `composer`, which reads `composer.advantage`."""
-    options = ParsedOnce("advantage", name)
+    options = AskedOnce("advantage", name)
 
     def advantages(
         token_level_rewards: Tensor,
@@ -50,10 +50,10 @@ def estimator(name: str | None) -> Estimator:
         session has several outputs, a group consists of each session's final output, and the session's other
         outputs get its advantage: 0 if the final output has no unmasked token, as in verl.
         """
-        parsed = options(config, config)[0]
-        choice = parsed.choice
+        asked = options(config, config)[0]
+        choice = asked.choice
         mask = boolean_mask("response_mask", response_mask, check=True)
-        on_bad_reward = parsed.config.on_bad_reward
+        on_bad_reward = asked.config.on_bad_reward
         tensors = batch_tensors(token_level_rewards, mask, index, on_bad_reward, padding=PADDING_UID)
         tensors = for_advantage(choice, tensors, mask, "algorithm.composer.on_bad_reward", "verl")
         per_token = "token_rewards" in choice.loss.needs
@@ -66,7 +66,7 @@ def estimator(name: str | None) -> Estimator:
                 tensors = {k: v[final] if isinstance(v, Tensor) else v for k, v in tensors.items()}
                 index = np.asarray(index)[final]
         found = call(choice.with_optional(*choice.loss.optional), tensors, check=True)
-        if in_groups and parsed.config.policy_weight:
+        if in_groups and asked.config.policy_weight:
             warn_of_groups_of_one(choice, index, found)
         if of_session is not None:
             empty = (tensors["lengths"] == 0).nonzero().flatten()

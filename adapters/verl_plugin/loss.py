@@ -6,9 +6,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.verl_plugin.surface import ParsedOnce, check_scale_factor
+from composer_plugins.adapters.verl_plugin.surface import AskedOnce, check_scale_factor
 from composer_plugins.errors import ConfigError
-from composer_plugins.frameworks.verl import BY_GEOMETRIC_MEAN, CLIPPED_BY_SIGN, NEVER_CLIPPED, Key
+from composer_plugins.frameworks.verl import (
+    BY_GEOMETRIC_MEAN,
+    CLIPPED_BY_SIGN,
+    FORCED_MODES,
+    NEVER_CLIPPED,
+    Key,
+)
 from composer_plugins.kernels.aggregation import Mode, aggregate
 from composer_plugins.kernels.corrections import corrected
 from composer_plugins.kernels.ratios import log_ratio, sequence_log_ratio
@@ -26,7 +32,7 @@ MASKED = "mask_frac_low"  # what a loss reports whose trust region masks tokens
 
 def policy_loss(name: str | None) -> PolicyLoss:
     """Return the loss mode `composer/<name>`; for None `composer`, which reads `composer.policy`."""
-    options = ParsedOnce("policy", name)
+    options = AskedOnce("policy", name)
     own = dict[str, VerlMetrics]()  # of the choice that was parsed last
     is_checked = False  # whether it has had a micro-batch with an unmasked token, whose values were checked
 
@@ -47,8 +53,9 @@ def policy_loss(name: str | None) -> PolicyLoss:
         verl's own options of its losses (`clip_ratio_high` ...) set no parameter of ours.
         """
         nonlocal is_checked
-        parsed, is_new = options(config, getattr(config, "policy_loss", None), loss_agg_mode)
-        composer, choice = parsed.config, parsed.choice
+        asked, is_new = options(config, getattr(config, "policy_loss", None), loss_agg_mode)
+        composer, choice = asked.config, asked.choice
+        mode: Any = FORCED_MODES.get(choice.name, loss_agg_mode)
         info = dict(getattr(config, "global_batch_info", None) or {})  # the counts of the whole batch
         if is_new:
             own.clear()
@@ -68,7 +75,7 @@ def policy_loss(name: str | None) -> PolicyLoss:
             of_row = choice.name in BY_GEOMETRIC_MEAN
             weights = geometric_mean(rollout_is_weights, mask) if of_row else rollout_is_weights
             token = corrected(token, weights, mask)
-        scalar = reduce(token.loss, mask, parsed.mode, info)
+        scalar = reduce(token.loss, mask, mode, info)
         weighted = scalar if composer.policy_weight == 1 else composer.policy_weight * scalar
         if choice.loss.per_sequence:  # read with the metrics, in one transfer from the device
             differ = differ_by_token(advantages, mask)

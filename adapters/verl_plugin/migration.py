@@ -13,11 +13,12 @@ from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.findings import Finding, error_of
 from composer_plugins.frameworks import verl
-from composer_plugins.frameworks.contract import NOTHING, parameters_of
+from composer_plugins.frameworks.contract import NOTHING
 from composer_plugins.frameworks.verl import VERL, Key
 from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, of_kind
+from composer_plugins.objective.asking import Asked
 from composer_plugins.objective.keys import (
     COUNT,
     NUMBER,
@@ -40,7 +41,6 @@ from composer_plugins.objective.objective import (
     named_policy,
     set_params,
 )
-from composer_plugins.objective.options import parameters_set
 from composer_plugins.objective.registered import is_ours, loss_in
 
 # The rows that are verl's vanilla: a config is named by the one that has its mode and its clips.
@@ -131,7 +131,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
         entropy=value(Key.ENTROPY),
         temperature=value(Key.TEMPERATURE),
         replay_temperature=value(Key.TEMPERATURE),
-        channels=channels_of(surface.parse(node)),
+        channels=channels_of(_asked(node, "policy", None).config),
         denominators={
             "KL": set_mode,
             "entropy bonus": set_mode,
@@ -160,7 +160,7 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     advantage = objective.advantage
     node = {} if advantage is None else named("advantage", advantage)
     node |= named_policy(objective)
-    node |= {name: x for name, x in objective.channels.items() if name not in verl.NOT_AVAILABLE}
+    node |= {name: x for name, x in objective.channels.items() if name not in VERL.unavailable}
     algorithm: dict[str, Any] = {} if advantage is None else {"adv_estimator": "composer"}
     algorithm["composer"] = node
     worker = {"_target_": TARGET, "loss_mode": "composer", "composer": f"${{{NODE}}}"}
@@ -188,7 +188,11 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
         algorithm["rollout_correction"] = correction
         rollout["calculate_log_probs"] = True
     has_policy = not objective.no_policy
-    if has_policy and objective.kl is None and surface.channels_of(surface.parse(node)).uses_reference:
+    if (
+        has_policy
+        and objective.kl is None
+        and surface.channels_of(_asked(node, "policy", None)).uses_reference
+    ):
         actor |= {"use_kl_loss": True, "kl_loss_coef": 0.0}  # without it verl has no reference policy
     if objective.entropy:
         actor["entropy_coeff"] = objective.entropy
@@ -262,7 +266,7 @@ def _choice(
     if kind == "policy" and is_ours(name) and not Run(table).names_our_loss:
         raise error_of([NOT_OURS])
     if is_ours(name):
-        return surface.parse_choice(node, kind, loss_in(name), given).choice
+        return _asked(node, kind, loss_in(name), given).choice
     row = VERL.row_of(**{verl.CHOOSES[kind]: name})
     if row is None or name in verl.NEED_MORE:
         if kind == "advantage":
@@ -271,11 +275,18 @@ def _choice(
             remarks += [] if is_bare else [f"{Key.ESTIMATOR} = {name!r}, which {why}"]
             return None
         raise ConfigError(Key.LOSS_MODE, f"{name!r} is not a loss of the catalogue", "name another loss_mode")
-    # verl's own loss does not read an option that the row has no parameter for.
     loss = of_kind(losses(), kind)[row.partition("@")[0]]
-    read = {key: x for key, x in given.items() if parameters_of(VERL.option(key, kind).sets, loss)}
-    set_by = parameters_set(VERL, loss, {}, read, table=f"{VERL.tables[kind]}.", params_key=f"{kind}_params")
-    return choose(kind, row, {name: one.value for name, one in set_by.items()}, option=kind)
+    return choose(kind, row, VERL.parameters(loss, given), option=kind)
+
+
+def _asked(
+    node: Mapping[str, Any], kind: LossKind, name: str | None, moved: Mapping[str, Any] = NOTHING
+) -> Asked:
+    """What our options ask for; ConfigError for what is wrong with them."""
+    found, findings = surface.asked(node, kind, name, moved)
+    findings.refuse()
+    assert found is not None
+    return found
 
 
 def _estimator(kind: Any) -> Choice:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from composer_plugins.adapters.verl_plugin import upstream
 from composer_plugins.config import ComposerConfig
 from composer_plugins.diagnosis import log_info
-from composer_plugins.errors import ConfigError, not_available, unknown
+from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.findings import Finding, Findings, enforce
 from composer_plugins.frameworks import verl
 from composer_plugins.frameworks.contract import NOTHING
@@ -19,8 +19,8 @@ from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Kind, of_kind
 from composer_plugins.objective import registered
-from composer_plugins.objective.options import described
-from composer_plugins.objective.registered import Parsed, unlikely_value
+from composer_plugins.objective.asking import Asked, ask
+from composer_plugins.objective.options import described, for_a_shell
 from composer_plugins.objective.rules import denominator_of_another
 
 Value = TypeVar("Value")
@@ -121,79 +121,58 @@ def check_names() -> None:
                 raise ConfigError(key, problem, "register that one under another name, or do not load it")
 
 
-def parse(node: Mapping[str, Any]) -> ComposerConfig:
-    """Return the options as the one config model, or raise ConfigError for one that verl cannot provide."""
-    wrong = Findings()
-    for option, reason in verl.NOT_AVAILABLE.items():
-        if option in node:
-            wrong.add(not_available(option, reason))
-    for kind in KINDS:
-        if (row := name_here(kind, str(node.get(kind)))) is not None:
-            problem = f"{node[kind]!r} is verl's own name"
-            wrong.append(Finding("error", kind, problem, f"set {row}, its name here"))
-    with wrong.collected():
-        config = ComposerConfig.parse(node)
-    enforce(wrong)
-    return config
-
-
-def parse_choice(
+def asked(
     node: Mapping[str, Any],
     kind: LossKind,
     name: str | None,
     moved: Mapping[str, Any] = NOTHING,
     table: str = NODE,
-) -> Parsed:
+) -> tuple[Asked | None, Findings]:
     """Return what an estimator or a loss is asked for. `name` is the loss in its registered name, if any.
 
     `moved` has verl's options of its own losses that are not at their default (`upstream.moved`): the error
     for them has what to paste, also what makes our options known to the actor's workers. `table` is where
-    `node` stands, so that the keys of errors begin at the config's root.
+    `node` stands, so that the keys of findings begin at the config's root.
     """
     more = f" {WORKER_OVERRIDES}" if kind == "policy" and not node else ""
-    return registered.parse_choice(
-        VERL,
-        node,
-        kind,
-        name,
-        moved=moved,
-        more=more,
-        node_key=f"++{NODE}",  # hydra then takes it whether the key is there or not
-        table=table,
-        parse=parse,
-        check=_require,
+    write = for_a_shell(f"++{NODE}")  # hydra then takes it whether the key is there or not
+    wrong, ours = Findings(), dict(node)
+    for one in KINDS:
+        if (row := name_here(one, str(node.get(one)))) is not None:
+            problem = f"{ours.pop(one)!r} is verl's own name"
+            wrong.append(Finding("error", f"{table}.{one}", problem, f"set {row}, its name here"))
+    found, findings = ask(
+        VERL, ours, moved, kind=kind, name=name, at=table, write=lambda key, value: write(key, value) + more
     )
-
-
-def _require(choice: Choice) -> None:
-    """Raise ConfigError for a loss or an estimator that verl cannot run."""
-    for need in choice.loss.needs if choice.loss.kind == "advantage" else ():
-        if need in verl.NOT_SUPPLIED:
+    for need in found.choice.loss.needs if found is not None and kind == "advantage" else ():
+        if found is not None and need in verl.NOT_SUPPLIED:
             why, remedy = verl.NOT_SUPPLIED[need]
-            raise ConfigError("advantage", f"{choice.name!r} needs {need}, and {why}", remedy)
-    VERL.require(choice)
+            problem = f"{found.choice.name!r} needs {need}, and {why}"
+            wrong.append(Finding("error", f"{table}.advantage", problem, remedy))
+    named = {one.key for one in wrong}
+    return found, Findings([*wrong, *(one for one in findings if one.key not in named)])
 
 
-def parse_registered(
+def asked_in_a_run(
     node: Mapping[str, Any],
     kind: LossKind,
     name: str | None,
     mode: str = "",
     moved: Mapping[str, Any] = NOTHING,
-) -> Parsed:
-    """Do what `parse_choice` does, for an estimator or a loss that verl calls.
+) -> Asked:
+    """Do what `asked` does, for an estimator or a loss that verl calls, and enforce what is found.
 
     Under composer_sync every finding is enforced already. Otherwise those that can be seen here are. The log
     says once in each process which values train, and that verl's own options for them do not.
     """
-    config, choice, set_by, _ = parse_choice(node, kind, name, moved)
-    parsed = Parsed(config, choice, set_by, verl.FORCED_MODES.get(choice.name, mode))
-    log_once(described(VERL, choice, parsed.mode if mode else ""))
+    found, findings = asked(node, kind, name, moved)
+    findings.refuse()
+    assert found is not None
+    choice = found.choice
+    log_once(described(VERL, choice, mode and verl.FORCED_MODES.get(choice.name, mode)))
     if not _delivered.get():
-        inert = [one.under(NODE) for one in config.without_effect(config.model_fields_set)]
-        findings = [*undelivered(config, delivers=False), *inert, *reduction(choice, mode)]
-        enforce([*findings, *unlikely_value(parsed, NODE)])
-    return parsed
+        enforce([*undelivered(found.config, delivers=False), *findings, *reduction(choice, mode)])
+    return found
 
 
 def different_in_the_workers(
@@ -220,29 +199,29 @@ def different_in_the_workers(
             yield Finding("error", f"{NODE}.{option}", problem, f"set {WORKER_OVERRIDES}")
 
 
-class ParsedOnce:
-    """The options of a registered estimator or loss, parsed at its first call and after a change only."""
+class AskedOnce:
+    """The options of a registered estimator or loss, read at its first call and after a change only."""
 
     def __init__(self, kind: LossKind, name: str | None) -> None:
         self.kind, self.name = kind, name
         self.state: Any = None  # what was parsed; it holds the values, so that no other gets the id of one
-        self.parsed: Parsed | None = None
+        self.asked: Asked | None = None
 
-    def __call__(self, config: Any, table: Any, mode: str = "") -> tuple[Parsed, bool]:
+    def __call__(self, config: Any, table: Any, mode: str = "") -> tuple[Asked, bool]:
         """Return what `config`, with verl's options, and its `table` with ours ask for; and if it is new."""
         of_driver = self.kind == "advantage"  # which sees the whole config
         workers = upstream.beside(config, Key.POLICY_LOSS) if of_driver else None
         state = mode, values_of(config), workers and values_of(workers)
-        if is_new := self.parsed is None or self.state != state:
+        if is_new := self.asked is None or self.state != state:
             check_names()
             node, moved = node_of(table), upstream.moved(self.kind, config)
-            self.parsed = parse_registered(node, self.kind, self.name, mode, moved)
+            self.asked = asked_in_a_run(node, self.kind, self.name, mode, moved)
             if workers is not None:
-                ours = self.parsed.config
+                ours = self.asked.config
                 enforce(different_in_the_workers(ours, node, workers, node_of(workers)))
             self.state = state
-        assert self.parsed is not None
-        return self.parsed, is_new
+        assert self.asked is not None
+        return self.asked, is_new
 
 
 def values_of(config: Any) -> Any:
@@ -263,24 +242,20 @@ def values_of(config: Any) -> Any:
     return values
 
 
-def parse_channels(node: Mapping[str, Any]) -> Channels:
+def channels_of(found: Asked) -> Channels:
+    """Return the channels that have a weight."""
+    return Channels(found.config, found.hint, found.replay)
+
+
+def channels_of_node(node: Mapping[str, Any]) -> Channels:
     """Return the channels as composer_sync delivers them."""
-    found = channels_of(parse(node))
-    chosen = [choice for choice in (found.hint, found.replay) if choice is not None]
-    wrong = Findings()
-    for choice in chosen:
-        with wrong.collected():
-            VERL.require(choice)
-    with wrong.collected():
-        _check_hint(found)
-    enforce(wrong)
-    return found
-
-
-def channels_of(config: ComposerConfig) -> Channels:
-    """Return the channels that have a weight, not checked."""
-    hint = config.choose_hint() if config.hint_weight else None
-    return Channels(config, hint, config.choose_replay() if config.replay_weight else None)
+    found, findings = asked(node, "policy", None)
+    if found is not None:
+        with findings.collected():
+            check_hint(channels_of(found))
+    findings.refuse()
+    assert found is not None
+    return channels_of(found)
 
 
 def undelivered(config: ComposerConfig, *, delivers: bool) -> Iterator[Finding]:
@@ -368,7 +343,8 @@ def check_scale_factor(length: Any) -> None:
         raise ConfigError(Key.SCALE_FACTOR, f"it is {length!r}", "set a number above 0, or null")
 
 
-def _check_hint(found: Channels) -> None:
+def check_hint(found: Channels) -> None:
+    """Raise ConfigError for a hint that composer_sync cannot deliver."""
     config, hint = found.config, found.hint
     if hint is None:
         return

@@ -57,14 +57,12 @@ NOT_SUPPLIED = {
         f"{Key.ACTOR}.calculate_sum_pi_squared=True",
     ),
 }
-CORRECTED = "verl corrects for the rollout engine itself, by algorithm.rollout_correction"
-# Options of `algorithm.composer` that verl cannot provide, and the reason.
-NOT_AVAILABLE = {
-    "old_policy": "verl keeps old_log_probs itself",
-    "rollout_correction": CORRECTED,
-    "rollout_correction_params": CORRECTED,
-    "hint_ema_rate": "verl keeps no average of the policy's weights",
-    "replay_temperature": "verl computes every log-probability at rollout.temperature",
+_CORRECTED = "verl corrects for the rollout engine itself", "remove it, and set algorithm.rollout_correction"
+UNAVAILABLE = {
+    "old_policy": ("verl keeps old_log_probs itself", "remove it"),
+    **dict.fromkeys(("rollout_correction", "rollout_correction_params"), _CORRECTED),
+    "hint_ema_rate": ("verl keeps no average of the policy's weights", "remove it"),
+    "replay_temperature": ("verl computes every log-probability at rollout.temperature", "remove it"),
 }
 SHOWS_LOGITS = ("fsdp", "fsdp2")  # engines that pass a loss function the logits of the whole vocabulary
 # Options of ACTOR and REF that cut each sequence into parts for so many ranks. The first is deprecated: verl
@@ -253,6 +251,7 @@ VERL = Framework(
         ("divergence", "uld"): "compares the largest probabilities of the whole vocabulary, and verl's "
         "processes send each other the teacher's largest entries only"
     },
+    unavailable=UNAVAILABLE,
     provides={
         # verl's old_log_prob is given as the rollout policy's too, as verl's own DPPO is
         "policy": frozenset({"logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"}),

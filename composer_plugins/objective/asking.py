@@ -83,7 +83,7 @@ def ask(
             with found.collected():
                 framework.require(choice)
         found += _findings(asked) if kind == "policy" else ()
-        found += unlikely(asked.choice, given=params)
+        found += unlikely(asked.choice)
     return asked, Findings([*theirs, *(one.under(at) if at else one for one in found)])
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from composer_plugins.adapters.verl_plugin.surface import parse_channels
+from composer_plugins.adapters.verl_plugin.surface import channels_of_node
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
     TEACHER,
     TEACHER_PROMPT,
@@ -121,7 +121,7 @@ def trainer(queue: Queue, tokenizer: Any, node: dict[str, Any]) -> Any:
     }
     return SimpleNamespace(
         config=OmegaConf.create({"actor_rollout_ref": models, "data": {}}),
-        channels=parse_channels(node),
+        channels=channels_of_node(node),
         tokenizer=tokenizer,
         positions=512,
         columns=frozenset({"chosen", "rejected", "n_teachers_agreeing"}),

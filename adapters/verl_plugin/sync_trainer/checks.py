@@ -5,10 +5,10 @@ The trainer composer_sync enforces what `findings` finds before it starts a work
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from composer_plugins.adapters.verl_plugin import surface, upstream
 from composer_plugins.adapters.verl_plugin.surface import (
@@ -23,14 +23,15 @@ from composer_plugins.adapters.verl_plugin.surface import (
     LossKind,
 )
 from composer_plugins.columns import CHOSEN, HINT, REJECTED
-from composer_plugins.config import ADVANTAGE_OPTIONS, ComposerConfig, at, scaled_hint
-from composer_plugins.errors import ComposerError, in_a_line, unknown
+from composer_plugins.config import ADVANTAGE_OPTIONS, ComposerConfig, at
+from composer_plugins.errors import in_a_line, unknown
 from composer_plugins.findings import Finding, Findings
 from composer_plugins.frameworks import verl
 from composer_plugins.frameworks.verl import VERL, Key
 from composer_plugins.losses.choosing import Choice, with_plugin_problems
 from composer_plugins.losses.registry import registry
-from composer_plugins.objective.registered import Parsed, is_ours, loss_in, unlikely_value
+from composer_plugins.objective.asking import Asked
+from composer_plugins.objective.registered import is_ours, loss_in
 
 LISTED = "composer-plugins list --framework verl shows ours"
 SET_LENGTH = "set it, to data.max_response_length for example"
@@ -142,34 +143,35 @@ def _findings(
         if run.at(key) is not None and not isinstance(run.at(key), Mapping):
             yield Finding("error", key, f"it is {run.at(key)!r}", "write a table of options")
     node, seen = run.node(NODE), run.node(WORKER_NODE)
-    errors: list[Finding] = []
+    found = Findings()
 
-    def parsed(key: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return call(*arguments)
-        except ComposerError as error:
-            errors.extend(Finding.all_from(error.under(key) if key else error))
-        except Exception as error:  # a plugin's loss that does not import
-            remedy = "correct or remove the loss that is named"
-            errors.append(Finding("error", key or NODE, in_a_line(error), remedy))
-
-    def chosen(table: dict[str, Any], kind: LossKind, registered: str) -> Parsed | None:
+    def chosen(table: dict[str, Any], kind: LossKind, registered: str) -> Asked | None:
         if not surface.is_known(registered, kind):  # `_unknown_names` reports it
             return None
         key = NODE if table in ({}, node) else WORKER_NODE
         moved = upstream.moved(kind, run.at(VERL.tables[kind]))
-        found = cast(
-            Parsed | None,
-            parsed("", surface.parse_choice, table, kind, loss_in(registered), moved, key),
-        )
-        if found is not None and found.choice.is_third_party:
-            parsed(key, surface.check_its_result, found.choice)
-        return found
+        asked = None
+        try:
+            asked, more = surface.asked(table, kind, loss_in(registered), moved, key)
+            found.extend(more)
+            with found.collected(key):
+                if asked is not None and asked.choice.is_third_party:
+                    surface.check_its_result(asked.choice)
+        except Exception as error:  # a plugin's loss that does not import
+            remedy = "correct or remove the loss that is named"
+            found.append(Finding("error", key, in_a_line(error), remedy))
+        return asked
 
     of_rewards, of_tokens = chosen(node, "advantage", run.estimator), chosen(seen, "policy", run.loss)
-    channels: Channels | None = parsed(NODE, surface.parse_channels, node) if delivers else None
-    config: ComposerConfig | None = channels.config if channels else parsed(NODE, surface.parse, node)
-    yield from errors
+    named = loss_in(run.loss) if surface.is_known(run.loss, "policy") else None
+    whole, more = surface.asked(node, "policy", named)
+    found += more
+    config, channels = whole and whole.config, None
+    if whole is not None and delivers and not any(one.severity == "error" for one in more):
+        with found.collected(NODE):
+            surface.check_hint(surface.channels_of(whole))
+            channels = surface.channels_of(whole)
+    yield from found
     if is_ours(run.estimator) and run.at(Key.CRITIC):
         problem = f"it is True, and {run.estimator!r} has no returns for a critic to learn"
         yield Finding("error", Key.CRITIC, problem, f"set {Key.CRITIC}=False, or {Key.ESTIMATOR}=gae")
@@ -178,8 +180,6 @@ def _findings(
         yield from _read_elsewhere(run, seen)
         policy_loss = run.node(Key.POLICY_LOSS)
         yield from surface.different_in_the_workers(config, node, policy_loss, seen)
-        for finding in config.without_effect(config.model_fields_set):
-            yield finding.under(NODE)
         yield from surface.undelivered(config, delivers=delivers)
     if of_rewards is not None and (config is None or config.policy_weight):
         yield from surface.group_of_one(of_rewards.choice, run.at(Key.GROUP_SIZE))
@@ -191,9 +191,6 @@ def _findings(
     yield from wrong
     if of_tokens is not None:
         yield from _old_policy(run, of_tokens.choice)
-        yield from unlikely_value(of_tokens, NODE)
-        if config is not None:
-            yield from (one.under(NODE) for one in scaled_hint(config, of_tokens.choice))
     if channels is not None:
         yield from _channel_conflicts(run, channels)
         yield from missing_columns(channels, columns if not run.at(Key.DATASET_CLASS) else {})

@@ -13,7 +13,7 @@ from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
 from composer_plugins.adapters.verl_plugin.loss import reduce
-from composer_plugins.adapters.verl_plugin.surface import NODE, Channels, channels_delivered, parse_channels
+from composer_plugins.adapters.verl_plugin.surface import NODE, Channels, channels_delivered, channels_of_node
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
     HINT_MASK,
     REPLAY,
@@ -55,7 +55,7 @@ class ComposerLoss:
     @cached_property
     def channels(self) -> Channels:
         """The channels, parsed once in the worker: the catalogue's rows are not sent to it."""
-        return parse_channels(self.node)
+        return channels_of_node(self.node)
 
     def __call__(
         self,

@@ -52,7 +52,7 @@ class ComposerTrainer(PPOTrainerSync):
         tree: Any = OmegaConf.to_container(config, resolve=True)
         enforce(examined(tree)["findings"])
         self.config = config
-        self.channels = surface.parse_channels(surface.node_of(config.algorithm))
+        self.channels = surface.channels_of_node(surface.node_of(config.algorithm))
         self.policy_only = not (self.channels.hint or self.channels.replay)
         super().__init__(config)
 

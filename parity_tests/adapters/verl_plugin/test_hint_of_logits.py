@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.verl_logits import LAYOUTS, gathered, overwriting
-from composer_plugins.adapters.verl_plugin.surface import parse_channels
+from composer_plugins.adapters.verl_plugin.surface import channels_of_node
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import HINT_MASK, TAID_T, TOP_IDS, TOP_LOGPROBS
 from composer_plugins.adapters.verl_plugin.sync_trainer.loss import sum_to_one
 from composer_plugins.errors import ConfigError
@@ -130,7 +130,7 @@ def test_each_divergence_has_the_value_and_gradient_of_all_logits(name: str, whi
 def test_a_divergence_of_the_whole_vocabulary_is_an_error() -> None:
     problem = r"hint_divergence: 'uld' compares .* the whole vocabulary, and verl's .*; choose another: "
     with pytest.raises(ConfigError, match=problem):
-        parse_channels(JSD | {"hint_divergence": "uld"})
+        channels_of_node(JSD | {"hint_divergence": "uld"})
 
 
 def test_the_hint_adds_its_gradient_to_verls() -> None:

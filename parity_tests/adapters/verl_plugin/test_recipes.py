@@ -15,7 +15,7 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
-from composer_plugins.adapters.verl_plugin.surface import node_of, parse_channels, parse_choice
+from composer_plugins.adapters.verl_plugin.surface import asked, channels_of_node, node_of
 from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run, findings, wanted_columns
 from composer_plugins.adapters.verl_plugin.upstream import needs_reference, registries, validation_error
 from composer_plugins.columns import hint_of, pairs_of
@@ -86,7 +86,7 @@ def test_a_recipe_sets_only_keys_that_verl_has_and_leaves_none_open(name: str) -
 @pytest.mark.parametrize("name", RECIPES)
 def test_our_rules_and_verls_have_nothing_against_a_recipe(name: str) -> None:
     config = tree(name)
-    found = parse_channels(node_of(config.algorithm))
+    found = channels_of_node(node_of(config.algorithm))
     assert judged(config) == []
     assert need_reference_policy(config) == found.uses_reference
     assert bool(found.hint or found.replay) == (config.trainer.v1.trainer_mode == "composer_sync")
@@ -100,8 +100,8 @@ def test_the_workers_get_the_same_losses_as_the_driver(name: str) -> None:
     assert isinstance(actor.policy_loss, ComposerPolicyLossConfig)
     assert actor.strategy == "fsdp2" and actor.policy_loss.loss_mode == "composer"
     assert node_of(actor.policy_loss) == node_of(config.algorithm)
-    policy = parse_choice(node_of(actor.policy_loss), "policy", None).choice
-    advantage = parse_choice(node_of(config.algorithm), "advantage", None).choice
+    policy = asked(node_of(actor.policy_loss), "policy", None)[0]
+    advantage = asked(node_of(config.algorithm), "advantage", None)[0]
     assert (policy.loss.name, advantage.loss.name) == ("dppo_tv" if name == "dppo" else "grpo", "grpo")
 
 
@@ -147,7 +147,7 @@ def test_the_readmes_rows_are_rows_that_the_channels_take() -> None:
     hinted, paired = rows
     assert hint_of(hinted) and len(pairs_of(paired)) == 1
     for name, row in (("hint_sdpo", hinted), ("replay_dpo", paired)):
-        assert wanted_columns(parse_channels(node_of(tree(name).algorithm))).keys() <= row.keys()
+        assert wanted_columns(channels_of_node(node_of(tree(name).algorithm))).keys() <= row.keys()
 
 
 @pytest.mark.slow
@@ -216,7 +216,7 @@ def test_what_verls_own_check_raises_is_returned(overrides: list[str], words: st
 
 def test_the_yaml_of_the_docs_composes_and_lacks_nothing(tmp_path: Path) -> None:
     config = composed(yaml_of("docs/verl.md"), tmp_path)
-    channels = parse_channels(node_of(config.algorithm))
+    channels = channels_of_node(node_of(config.algorithm))
     assert channels.hint and channels.replay and judged(config) == []
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     assert actor.policy_loss.composer == node_of(config.algorithm)

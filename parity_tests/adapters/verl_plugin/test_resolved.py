@@ -16,7 +16,7 @@ from parity_tests.rigs.calls import calls
 from parity_tests.rigs.verl_actor import composer_actor
 
 # What reads options, of verl or of ours, and what looks a loss up.
-READS = ("moved", "node_of", "parse_registered", "ComposerConfig.parse", "choose", "not_read")
+READS = ("moved", "node_of", "asked_in_a_run", "ComposerConfig.parse", "choose", "not_read")
 Loss = Callable[..., tuple[Tensor, dict[str, float]]]
 
 
@@ -100,7 +100,7 @@ def test_an_estimator_parses_its_options_at_its_first_step_only() -> None:
         return advantages(rewards, torch.ones(2, 2), index=["a", "a"], config=config)[0]
 
     first = calls(step)
-    assert (first["parse_registered"], first["ComposerConfig.parse"]) == (1, 1), first
+    assert (first["asked_in_a_run"], first["ComposerConfig.parse"]) == (1, 1), first
     found = calls(step)
     assert not [name for name in READS if found[name]], found
     scaled = step()

@@ -20,7 +20,7 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from composer_plugins.adapters.verl_plugin import estimators
 from composer_plugins.adapters.verl_plugin.estimators import sessions_of
-from composer_plugins.adapters.verl_plugin.surface import channels_delivered, parse_channels
+from composer_plugins.adapters.verl_plugin.surface import channels_delivered, channels_of_node
 from composer_plugins.adapters.verl_plugin.sync_trainer.trainer import ComposerTrainer
 from composer_plugins.errors import DataError
 from composer_plugins.findings import ComposerWarning
@@ -180,7 +180,7 @@ def test_sessions_that_are_each_alone_with_their_prompt_are_warned_of(
 
 def test_composer_sync_shows_the_estimators_the_keys_of_the_batch() -> None:
     trainer: Any = object.__new__(ComposerTrainer)
-    trainer.channels = parse_channels({})
+    trainer.channels = channels_of_node({})
 
     def of_verl(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
         metrics["advantages"] = advantages("composer", advantage="grpo@verl")

@@ -10,7 +10,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainerSync
 
-from composer_plugins.adapters.verl_plugin.surface import parse_registered
+from composer_plugins.adapters.verl_plugin.surface import asked_in_a_run
 from composer_plugins.adapters.verl_plugin.sync_trainer import trainer as adapter
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import REPLAY, TEACHER
 from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
@@ -118,7 +118,7 @@ def test_the_teacher_is_asked_after_the_advantages_which_are_verls(
     started: Started, node: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def verls(self: Any, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        parse_registered(node, "advantage", None)  # an estimator of ours, where the channels are delivered
+        asked_in_a_run(node, "advantage", None)  # an estimator of ours, where the channels are delivered
         return batch
 
     monkeypatch.setattr(PPOTrainerSync, "_compute_advantage", verls)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from composer_plugins.adapters.verl_plugin.surface import channels_delivered, parse_registered, reduction
+from composer_plugins.adapters.verl_plugin.surface import asked_in_a_run, channels_delivered, reduction
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.contract import parameters_of
 from composer_plugins.frameworks.registry import called
@@ -35,7 +35,7 @@ def test_a_reduction_that_is_not_the_losss_own_is_a_warning(name: str, mode: str
 
 def test_the_trainer_warns_of_the_reduction_and_not_the_registries_too() -> None:
     with channels_delivered():
-        parse_registered({"policy": "gspo"}, "policy", None, "token-mean")  # a warning would be an error
+        asked_in_a_run({"policy": "gspo"}, "policy", None, "token-mean")  # a warning would be an error
 
 
 def test_an_option_of_verls_that_sets_a_parameter_is_among_its_other_names() -> None:
@@ -51,9 +51,9 @@ def test_an_option_of_verls_that_sets_a_parameter_is_among_its_other_names() -> 
 def test_every_error_of_the_table_and_of_verls_options_is_named_at_once() -> None:
     node = {"policy": "gspo", "policy_params": {"clip": 1}, "hint_weight": "x", "replay_loss": "dpoo"}
     with pytest.raises(ConfigError) as refused:
-        parse_registered(node, "policy", None, "token-mean", {"clip_ratio_c": 5.0, "clip_ratio": -1.0})
+        asked_in_a_run(node, "policy", None, "token-mean", {"clip_ratio_c": 5.0, "clip_ratio": -1.0})
     keys = [line.partition(": ")[0] for line in str(refused.value).splitlines()]
     assert {key.rpartition(".")[2] for key in keys} >= {"clip_ratio_c", "clip", "hint_weight", "replay_loss"}
     with pytest.raises(ConfigError) as refused:
-        parse_registered({"hint_weight": 1.0, "replay_weight": 1.0}, "policy", None, "seq-mean-token-mean")
+        asked_in_a_run({"hint_weight": 1.0, "replay_weight": 1.0}, "policy", None, "seq-mean-token-mean")
     assert len(str(refused.value).splitlines()) == 2  # neither is delivered without composer_sync
