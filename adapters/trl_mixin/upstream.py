@@ -1,6 +1,8 @@
 """Everything this adapter relies on inside TRL 1.9 to 1.16: private names, features, internal functions.
 
-To port the adapter to another release, edit this file and the methods that `mixin.py` overrides.
+To port the adapter to another release, edit this file and the methods that `mixin.py` overrides:
+`_prepare_inputs`, `_tokenize_prompts`, `_generate_and_score_completions`, `_calculate_rewards`,
+`_compute_loss`, `_get_per_token_logps_and_entropies`, `_inner_training_loop` and `_get_grad_norm`.
 Read from trl/trainer/grpo_trainer.py: `_compute_loss` calls `_get_per_token_logps_and_entropies` once, which
 returns logps, entropies and the auxiliary loss of MoE models. The logits are divided by the
 temperature. TRL scales its loss for gradient accumulation itself. From 1.15 the output head is fused: the
