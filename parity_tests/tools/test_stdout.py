@@ -63,7 +63,6 @@ def run(folder: Path, *words: str) -> Any:
         ("diff", "noise:noisy", "grpo", "--kind", "policy", "--json"),
         ("check", "noise:noisy", "--only", LAW),
         ("explain", "noise:noisy"),
-        ("plot", "noise:noisy"),
     ],
     ids=" ".join,
 )
@@ -90,7 +89,6 @@ def test_a_config_names_a_loss_that_prints(command: tuple[str, ...], noisy: Path
         (("explain", "noise:ends"), 1),
         (("explain", "noise:ends", "--json"), 1),
         (("diff", "noise:ends", "grpo", "--kind", "policy"), 1),
-        (("plot", "noise:ends"), 2),
     ],
     ids=str,
 )
@@ -110,7 +108,6 @@ def test_a_reader_that_goes_leaves_the_exit_status_alone() -> None:
     for words, status in (
         (("check", "cispo", "--only", LAW), 0),
         (("list", "--json"), 0),
-        (("plot", "k1"), 0),
     ):
         command = [sys.executable, "-m", "composer_plugins", *words]
         done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True)
