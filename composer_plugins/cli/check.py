@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from composer_plugins.cli.completion import KindOption, complete_convention, complete_law, complete_loss
+from composer_plugins.cli.completion import KindOption, complete_convention, complete_loss
 from composer_plugins.cli.console import answer, foreign_code, page
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.registry import OURS
@@ -35,7 +35,7 @@ def check(
     kind: KindOption = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Only the law of this name; may be repeated.", autocompletion=complete_law),
+        typer.Option(help="Only the law of this name; may be repeated."),
     ] = None,
     convention: Annotated[
         str | None,
@@ -89,9 +89,8 @@ def check(
     if as_json:
         answer(json.dumps([report.as_data() for report in reports], indent=2))
     else:
-        with page() as console:
-            for report in reports:
-                print_report(console, report, verbose)
+        for report in reports:
+            print_report(page(), report, verbose)
     if not all(report.passed if strict else report.sound for report in reports):
         raise typer.Exit(1)
 
@@ -181,17 +180,17 @@ def _print_laws(as_json: bool) -> None:
         data = [{"option": one.option, **law._asdict()} for one in sections() for law in one.laws]
         answer(json.dumps(data, indent=2))
         return
-    with page() as console:
-        for section in sections():
-            console.print(Text(section.text, style="underline"), soft_wrap=True)
-            for law in section.laws:
-                where = f"({', '.join(law.kinds)})" if not section.option else ""
-                if section.option and len(law.frameworks) < len(conventions()):
-                    where = "".join(f" --as {one}" for one in law.frameworks).strip()
-                where += f" {law.finding}" if law.finding != "failed" else ""
-                console.print(Text(law.name, style="bold"), Text(where.strip(), style="dim"), soft_wrap=True)
-                console.print(Text(f"  {law.summary}"), soft_wrap=True)
-            for name, reason in section.not_run:
-                console.print(Text(name, style="bold"), Text("(not run)", style="dim"), soft_wrap=True)
-                console.print(Text(f"  {reason[0].upper()}{reason[1:]}."), soft_wrap=True)
-            console.print()
+    console = page()
+    for section in sections():
+        console.print(Text(section.text, style="underline"), soft_wrap=True)
+        for law in section.laws:
+            where = f"({', '.join(law.kinds)})" if not section.option else ""
+            if section.option and len(law.frameworks) < len(conventions()):
+                where = "".join(f" --as {one}" for one in law.frameworks).strip()
+            where += f" {law.finding}" if law.finding != "failed" else ""
+            console.print(Text(law.name, style="bold"), Text(where.strip(), style="dim"), soft_wrap=True)
+            console.print(Text(f"  {law.summary}"), soft_wrap=True)
+        for name, reason in section.not_run:
+            console.print(Text(name, style="bold"), Text("(not run)", style="dim"), soft_wrap=True)
+            console.print(Text(f"  {reason[0].upper()}{reason[1:]}."), soft_wrap=True)
+        console.print()

@@ -23,7 +23,7 @@ REGULAR_EXPRESSIONS = {
     "adapters/verl_plugin/doctor/probe.py": "the source of an installed verl",
     "adapters/verl_plugin/doctor/misspelt.py": "a message of hydra's",
     "adapters/verl_plugin/upstream.py": "a version",
-    "composer_plugins/cli/layout.py": "the paragraphs, lists and formulas of a docstring",
+    "composer_plugins/cli/explaining.py": "the paragraphs, lists and formulas of a docstring",
     "composer_plugins/cli/given.py": "the suffix of a script, and the line behind its name",
     "composer_plugins/losses/derived.py": "an annotation of a parameter of the user's",
     "composer_plugins/losses/row.py": "the version in the name of a dialect",
