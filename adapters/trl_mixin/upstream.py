@@ -14,9 +14,8 @@ import copy
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from functools import partial
 from typing import Any
 
 import torch
@@ -553,27 +552,6 @@ def load_copy(trainer: GRPOTrainer) -> nn.Module:
     else:
         loaded.load_state_dict(policy.state_dict())
     return loaded
-
-
-def replace_rollouts(
-    trainer: GRPOTrainer, replace: Callable[[Callable[..., Any], Any], dict[str, Any]]
-) -> None:
-    """Let `replace(own, prompts)` make the rows of a generation batch; `own(prompts)` is TRL's way."""
-    own = trainer._generate_and_score_completions
-    trainer._generate_and_score_completions = partial(replace, own)
-
-
-def watch_logprobs(trainer: GRPOTrainer, seen: Callable[[Tensor], None]) -> None:
-    """Call `seen` with the log-probabilities of every forward pass of the policy that is trained."""
-    own = trainer._get_per_token_logps_and_entropies
-
-    def watched(*given: Any, **more: Any) -> Any:
-        found = own(*given, **more)
-        if found[0].requires_grad:
-            seen(found[0])
-        return found
-
-    trainer._get_per_token_logps_and_entropies = watched
 
 
 def loss_of_logprobs(trainer: GRPOTrainer, inputs: dict[str, Any], logprobs: Tensor) -> Any:

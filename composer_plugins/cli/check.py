@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from composer_plugins.cli.completion import KindOption, complete_convention, complete_law, complete_loss
+from composer_plugins.cli.completion import KindOption, complete_convention, complete_loss
 from composer_plugins.cli.console import answer, foreign_code, page
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.registry import OURS
@@ -35,7 +35,7 @@ def check(
     kind: KindOption = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Only the law of this name; may be repeated.", autocompletion=complete_law),
+        typer.Option(help="Only the law of this name; may be repeated."),
     ] = None,
     convention: Annotated[
         str | None,
@@ -56,13 +56,6 @@ def check(
             "config. May be repeated."
         ),
     ] = None,
-    trainer: Annotated[
-        str | None,
-        typer.Option(
-            help="Check a trainer of TRL: module:make_trainer, a function that takes overrides of its config "
-            "and returns a GRPOTrainer."
-        ),
-    ] = None,
     laws: Annotated[bool, typer.Option("--laws", help="Print the laws and exit.")] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 1 for every law that does not hold.")
@@ -76,56 +69,41 @@ def check(
     not be loaded. It is 0 if all laws hold, and if a loss is unsafe or untraceable only, without --strict.
     """
     if laws:
-        given = (kind, convention, trainer, version, option)
+        given = (kind, convention, version, option)
         if names or only or verbose or strict or any(one is not None for one in given):
             raise ConfigError("--laws", "it lists all laws and checks nothing", "give it alone")
         _print_laws(as_json)
         return
     if verbose and as_json:
         raise ConfigError("--verbose", "it has no effect with --json, which has every law", "remove it")
-    if not names and trainer is None:
+    if not names:
         raise ConfigError(
             "check", "no loss is named", "composer-plugins check NAME, or my_package.losses:my_loss"
         )
     try:
         with foreign_code():
             own = {"version": version, "options": options_of(option or [])}
-            reports = list(_reports(names or [], trainer, convention, kind, only or [], own))
+            reports = list(_reports(names, convention, kind, only or [], own))
     except ConfigError as error:
         raise (error.under("--", "") if error.key in ("kind", "only") else error) from None
     if as_json:
         answer(json.dumps([report.as_data() for report in reports], indent=2))
     else:
-        with page() as console:
-            for report in reports:
-                print_report(console, report, verbose)
+        for report in reports:
+            print_report(page(), report, verbose)
     if not all(report.passed if strict else report.sound for report in reports):
         raise typer.Exit(1)
 
 
 def _reports(
-    names: list[str],
-    trainer: str | None,
-    convention: str | None,
-    kind: str | None,
-    only: list[str],
-    own: dict[str, Any],
+    names: list[str], convention: str | None, kind: str | None, only: list[str], own: dict[str, Any]
 ) -> "Iterator[Report]":
-    """The report of the trainer, and of each loss."""
+    """The report of each loss."""
     if kind is not None and convention is not None:
         raise ConfigError("--kind", "it has no meaning with --as", "remove it: --as is for policy losses")
     if own["version"] is not None and convention is None:
         raise ConfigError("--version", "it has no meaning without --as", "add --as verl or --as prime-rl")
-    if trainer is not None:
-        if own["options"]:
-            raise ConfigError("--option", "it has no meaning with --trainer", "set it in the function")
-        if names or convention is not None or kind is not None:
-            remedy = "composer-plugins check --trainer module:make_trainer"
-            raise ConfigError("--trainer", "it is checked by itself", remedy)
-        from composer_plugins.testing.trainers import check_trainer
-
-        yield check_trainer(trainer, only)
-    elif convention is not None:
+    if convention is not None:
         from composer_plugins.testing.conventions import check_as
 
         _require_laws_for(["policy"], only)
@@ -202,17 +180,17 @@ def _print_laws(as_json: bool) -> None:
         data = [{"option": one.option, **law._asdict()} for one in sections() for law in one.laws]
         answer(json.dumps(data, indent=2))
         return
-    with page() as console:
-        for section in sections():
-            console.print(Text(section.text, style="underline"), soft_wrap=True)
-            for law in section.laws:
-                where = f"({', '.join(law.kinds)})" if not section.option else ""
-                if section.option and len(law.frameworks) < len(conventions()):
-                    where = "".join(f" --as {one}" for one in law.frameworks).strip()
-                where += f" {law.finding}" if law.finding != "failed" else ""
-                console.print(Text(law.name, style="bold"), Text(where.strip(), style="dim"), soft_wrap=True)
-                console.print(Text(f"  {law.summary}"), soft_wrap=True)
-            for name, reason in section.not_run:
-                console.print(Text(name, style="bold"), Text("(not run)", style="dim"), soft_wrap=True)
-                console.print(Text(f"  {reason[0].upper()}{reason[1:]}."), soft_wrap=True)
-            console.print()
+    console = page()
+    for section in sections():
+        console.print(Text(section.text, style="underline"), soft_wrap=True)
+        for law in section.laws:
+            where = f"({', '.join(law.kinds)})" if not section.option else ""
+            if section.option and len(law.frameworks) < len(conventions()):
+                where = "".join(f" --as {one}" for one in law.frameworks).strip()
+            where += f" {law.finding}" if law.finding != "failed" else ""
+            console.print(Text(law.name, style="bold"), Text(where.strip(), style="dim"), soft_wrap=True)
+            console.print(Text(f"  {law.summary}"), soft_wrap=True)
+        for name, reason in section.not_run:
+            console.print(Text(name, style="bold"), Text("(not run)", style="dim"), soft_wrap=True)
+            console.print(Text(f"  {reason[0].upper()}{reason[1:]}."), soft_wrap=True)
+        console.print()

@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from composer_plugins.cli.completion import complete_compared, complete_loss
-from composer_plugins.cli.console import answer, foreign_code, page
-from composer_plugins.cli.layout import Column, records, show
+from composer_plugins.cli.console import answer, foreign_code, page, table
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.frameworks.registry import OURS
 
@@ -127,21 +126,13 @@ def _check_compared(names: Sequence[str], results: "list[tuple[str, Suite, list[
 
 
 def print_table(title: str, suite: "Suite", rows: "list[Row]") -> None:
-    """Print one framework's results. A note stands below its row where there is no room beside it."""
+    """Print one framework's results."""
     from composer_plugins.conformance import tables
     from composer_plugins.conformance.running import cells
 
-    columns = [
-        Column(
-            heading,
-            [Text(one[i], style=STYLES.get(one[i], "" if heading else "dim")) for one in map(cells, rows)],
-            right=heading in tables.NUMBERS,
-            is_text=heading in ("its own", ""),
-        )
-        for i, heading in enumerate(tables.HEADINGS)
-    ]
-    with page() as console:
-        console.print(Text(tables.title(title, suite), style="bold"))
-        show(console, records(columns, console.width))
-        console.print(Text(tables.count(rows)))
-        console.print(Text(tables.EXPLAINED, style="dim"))
+    console = page()
+    console.print(Text(tables.title(title, suite), style="bold"))
+    shown = ([Text(cell, style=STYLES.get(cell, "")) for cell in cells(row)] for row in rows)
+    console.print(table(shown, tables.HEADINGS, right=tables.NUMBERS))
+    console.print(Text(tables.count(rows)))
+    console.print(Text(tables.EXPLAINED, style="dim"))

@@ -1,20 +1,23 @@
-"""What the commands share: the installed losses, the faults of plugins on stderr, a page on stdout."""
+"""What the commands share: the installed losses, the faults of plugins on stderr, tables on stdout."""
 
-import ctypes
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from composer_plugins.errors import ConfigError, in_a_line
 
 if TYPE_CHECKING:
     from composer_plugins.losses.registry import Problem, Registry
+
+answer = typer.echo  # a result on stdout
 
 
 def installed(*names: str, kernels: bool = True) -> "Registry":
@@ -43,56 +46,39 @@ def complain(problems: "Iterable[Problem]") -> None:
 
 @contextmanager
 def foreign_code() -> Iterator[None]:
-    """Send to stderr what plugins, losses and frameworks print: stdout is for the command's own result.
+    """Send to stderr what plugins, losses and frameworks print in Python; ConfigError where they exit.
 
-    File descriptor 1 is redirected, too, because subprocesses and C code write there.
-    Raises ConfigError where such code ends the program.
+    What a subprocess or C code writes to file descriptor 1 still goes to stdout.
     """
-    _flush()
-    stdout = os.dup(1)
     try:
-        os.dup2(2, 1)
         with redirect_stdout(sys.stderr):
             yield
     except SystemExit as error:
         problem = f"the code of a loss, a plugin or a framework ended the program: {in_a_line(error)}"
         raise ConfigError("exit", problem, "let it raise another exception") from error
-    finally:
-        _flush()
-        os.dup2(stdout, 1)
-        os.close(stdout)
 
 
-def _flush() -> None:
-    """Write what Python and C still hold for file descriptor 1."""
-    with suppress(BrokenPipeError):
-        sys.stdout.flush()
-    with suppress(OSError, TypeError, AttributeError):  # a system without one library for all of C
-        ctypes.CDLL(None).fflush(None)
-
-
-def answer(text: str, *, nl: bool = True) -> None:
-    """Write a result to stdout. Where its reader has gone (`| head -1`), the rest is dropped.
-
-    The exit status is then the same as with a reader.
-    """
-    try:
-        typer.echo(text, nl=nl)
-    except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-
-
-@contextmanager
-def page() -> Iterator[Console]:
-    """A console for tables, as wide as the terminal, or 200 columns where there is none.
-
-    Trailing blanks, which fill the last column of a table, are removed.
-    """
+def page() -> Console:
+    """A console on stdout, as wide as the terminal, or 200 columns where there is none."""
     wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200
-    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=wide)
-    console.width = console.width  # as it is before stdout is redirected
-    with console.capture() as capture, foreign_code():
-        yield console
-    answer("\n".join(line.rstrip(" ") for line in capture.get().split("\n")), nl=False)
+    return Console(highlight=False, markup=False, emoji=False, width=wide)
+
+
+def table(
+    rows: Iterable[Sequence[str | Text]],
+    headings: Sequence[str] = (),
+    *,
+    right: Sequence[str] = (),
+    indent: int = 0,
+) -> Padding:
+    """A table without lines, in which a text that is too long goes on below itself.
+
+    The columns with the headings `right` hold numbers.
+    """
+    rows = list(rows)
+    made = Table(box=None, show_header=bool(headings), pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings or [""] * len(rows[0]):
+        made.add_column(heading, overflow="fold", justify="right" if heading in right else "left")
+    for row in rows:
+        made.add_row(*row)
+    return Padding(made, (0, 0, 0, indent), expand=False)

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from composer_plugins.cli.completion import KindOption, complete_loss
-from composer_plugins.cli.console import answer, complain, foreign_code, installed, page
+from composer_plugins.cli.console import answer, complain, foreign_code, installed, page, table
 from composer_plugins.errors import ConfigError
 from composer_plugins.losses.choosing import Choice, find
 from composer_plugins.losses.row import GRADIENTS, KINDS, REQUIRED
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from composer_plugins.losses.registry import Problem, Registry
 
-LEAST = 12  # columns for a value
 ABSENT = "not there"  # of a parameter that one of them does not have
 
 
@@ -42,10 +41,9 @@ def diff(
     if as_json:
         answer(json.dumps([data for data, _ in compared], indent=2))
     else:
-        with page() as console:
-            for i, (data, _) in enumerate(compared):
-                console.print(*[""] * min(i, 1), end="")
-                _print(console, data)
+        for i, (data, _) in enumerate(compared):
+            typer.echo("\n" * min(i, 1), nl=False)
+            _print(page(), data)
     if problems := [problem for _, faults in compared for problem in faults]:
         complain(problems)
         raise typer.Exit(1)
@@ -122,7 +120,7 @@ def _described(choice: Choice) -> dict[str, Any]:
 
 def _differing(names: list[str], results: "list[dict[str, Tensor]]") -> list[dict[str, Any]]:
     """The numbers on the worked example that differ in the four digits of the page."""
-    from composer_plugins.cli.example_tables import at, label_of, number, positions_of, written
+    from composer_plugins.cli.worked_example import at, label_of, number, positions_of, written
 
     ours, theirs = results
     found = []
@@ -136,37 +134,30 @@ def _differing(names: list[str], results: "list[dict[str, Tensor]]") -> list[dic
 
 
 def _print(console: Console, data: dict[str, Any]) -> None:
-    from composer_plugins.cli.layout import BLANK, Column, records, show
-
-    names, width = data["names"], console.width - 2
+    names, different, numbers = data["names"], data["differences"], data["numbers"]
     console.print(Text(f"{names[0]} and {names[1]}  ({data['kind']})", style="bold"))
-
-    def table(heading: str, rows: dict[str, dict[str, Any]]) -> None:
-        """What differs, and its value by loss; numbers have a heading."""
-        columns = [Column(heading, [*rows], "dim")]
-        for name in names:
-            values = [row.get(name, ABSENT) for row in rows.values()]
-            texts = [f"{x:.4g}" if heading and isinstance(x, float) else str(x) for x in values]
-            columns.append(Column(name, texts, right=bool(heading), is_text=not heading))
-        show(console, [BLANK, *records(columns, width, least=LEAST)] if rows else [], 2)
-
-    def say(text: str) -> None:
-        show(console, [BLANK, Text(text)], 2)
-
-    different, numbers = data["differences"], data["numbers"]
-    if not different and not numbers:
-        if numbers is None:
-            say("What they take does not differ. Their numbers could not be compared.")
-            return
-        text = "Nothing differs: they take the same, and they give the same numbers on the worked example. "
-        text += f"The notes of `composer-plugins explain {names[0].partition('@')[0]}` say what a framework "
-        say(text + "does around the loss.")
-        return
-    table("", different)
+    if different:
+        cells = [(what, *(str(row.get(name, ABSENT)) for name in names)) for what, row in different.items()]
+        console.print(table(cells, ("", *names), indent=2), "", sep="\n")
     for kind in dict.fromkeys(one["of"] for one in numbers or ()):
-        table(kind, {one["at"]: one["values"] for one in numbers if one["of"] == kind})
+        found = [(one["at"], one["values"]) for one in numbers if one["of"] == kind]
+        cells = [(where, *(_written(values[name]) for name in names)) for where, values in found]
+        console.print(table(cells, (kind, *names), right=names, indent=2), "", sep="\n")
     for name, values in data["examples"].items():
         given = ", ".join(f"{parameter}={value}" for parameter, value in values.items())
-        say(f"The numbers of {name} are with {given}: it has no default, and this is an example.")
-    if numbers == []:
-        say("Their numbers on the worked example are equal.")
+        console.print(f"The numbers of {name} are with {given}: it has no default, and this is an example.")
+    if numbers is None:
+        console.print("Their numbers could not be compared.")
+    elif not numbers:
+        console.print("Their numbers on the worked example are equal.")
+    if not different and numbers == []:
+        notes = f"`composer-plugins explain {names[0].partition('@')[0]}`"
+        console.print(
+            f"Nothing differs: they take the same. The notes of {notes} say what a framework does around it."
+        )
+    elif not different and numbers is None:
+        console.print("What they take does not differ.")
+
+
+def _written(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,75 +1,155 @@
-"""`composer-plugins explain`: one loss on a page, its dialects side by side with the numbers they give."""
+"""`composer-plugins explain`: one loss on a page, with its dialects and the numbers that they give."""
 
 import inspect
-from collections.abc import Iterable
-from typing import Any
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
-from composer_plugins.cli.layout import BLANK, Column, entries, prose, show, tables
-from composer_plugins.cli.listing import IMPORT_PATH, row_as_data
+from composer_plugins.cli.completion import KindOption, complete_loss
+from composer_plugins.cli.console import answer, complain, foreign_code, installed, page, table
+from composer_plugins.cli.listing import IMPORT_PATH, changes, row_as_data
 from composer_plugins.frameworks.registry import running
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.inputs import INPUTS
 from composer_plugins.losses.registry import Problem, Registry
 from composer_plugins.losses.row import GRADIENTS, Dialect, Loss
 
+if TYPE_CHECKING:
+    from composer_plugins.cli.worked_example import Results
+
 AVERAGES = {True: "length-averaged log-probabilities", False: "summed log-probabilities"}
-INDENT = 2
+WIDEST = 100  # prose is not easier to read in longer lines
+# In a docstring: the end of a line that goes on in the next one, which is no formula, item or "Source: ".
+LINE_END = re.compile(r"(?<!\n)\n(?!\n| |- |[A-Z]\w*: )")
 
 
-def print_page(console: Console, registry: Registry, choice: Choice) -> Problem | None:
-    """Print all that the catalogue and the kernel's docstring say of a loss; return a fault of the kernel."""
-    loss, dialects, width = choice.loss, _dialects(choice), console.width - INDENT
+def explain(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A loss (cispo), a dialect (cispo@trl), or an import path (my_package.losses:my_loss).",
+            autocompletion=complete_loss,
+        ),
+    ],
+    kind: KindOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON: everything that the page shows.")] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Also draw the loss, as `plot` does: a PNG or SVG file, by its suffix."),
+    ] = None,
+) -> None:
+    """Show a loss: formula, paper, parameters, and its dialects with the numbers they give.
+
+    A kernel that fails on the example is reported on stderr, and the exit status is then 1.
+    """
+    from composer_plugins.losses.choosing import find
+
+    registry = installed(name)
+    with foreign_code():
+        found = find(registry, name, kind)
+    if plot is not None:
+        from composer_plugins import plotting
+
+        with foreign_code():
+            plotting.save(name, plot, kind=kind, key="--plot")
+        typer.echo(f"wrote {plot}", err=True)
+    results = [results_of(registry, one) for one in found]
+    problems = [one for one in results if isinstance(one, Problem)]
+    if as_json:
+        pages = [as_data(registry, *one) for one in zip(found, results, strict=True)]
+        faults = [problem._asdict() for problem in (*registry.problems, *problems)]
+        answer(json.dumps({"losses": pages, "problems": faults}, indent=2))
+    else:
+        console = page()
+        for i, one in enumerate(found):
+            if i:
+                console.rule()
+            print_page(console, registry, one, results[i])
+    complain(problems)
+    if problems:
+        raise typer.Exit(1)
+
+
+def results_of(registry: Registry, choice: Choice) -> "Results | Problem":
+    """What the loss and its dialects give on the worked example, or the fault of the kernel."""
+    with foreign_code():
+        from composer_plugins.cli import worked_example  # loads torch
+
+        try:
+            return worked_example.results_of(choice.loss, _dialects(choice))
+        except (Exception, SystemExit) as error:  # a plugin's own kernel
+            return problem_of(registry, choice.loss, error)
+
+
+def print_page(console: Console, registry: Registry, choice: Choice, results: "Results | Problem") -> None:
+    """Print all that the catalogue and the kernel's docstring say of a loss, and its numbers."""
+    loss, dialects = choice.loss, _dialects(choice)
 
     def section(title: str, parts: Iterable[RenderableType]) -> None:
-        show(console, [BLANK, Text(title, style="bold")])
-        show(console, parts, INDENT)
+        console.print(Text(f"\n{title}", style="bold"))
+        for part in parts:
+            console.print(Padding(part, (0, 0, 0, 2), expand=False))
 
     console.print(Text(f"{loss.name}  ({loss.kind})", style="bold"))
     if loss.path != loss.name:  # the summary of an import path is its docstring's first line
-        console.print(Text(loss.summary))
-    show(console, [BLANK, *prose(_docstring(loss), width), BLANK], INDENT)
-    show(console, entries(_facts(registry, loss), console.width))
+        console.print(loss.summary)
+    text = Text(LINE_END.sub(" ", _docstring(loss)))
+    console.print(Padding(text, (1, 0, 1, 2)), width=min(console.width, WIDEST), overflow="fold")
+    console.print(table(_facts(registry, loss)))
     inputs = [(one["name"], one["shape"], one["help"]) for one in _inputs(loss, dialects)]
-    section("inputs", entries(inputs, width))
+    section("inputs", [table(inputs)])
     if loss.parameters:
         meanings = [
-            (name, " | ".join(map(str, one.choices)) or one.interval, one.help)
+            (name, str(loss.defaults[name]), " | ".join(map(str, one.choices)) or one.interval, one.help)
             for name, one in loss.parameters.items()
         ]
-        section("parameters", entries(meanings, width))
-        kept = [Text("(in parentheses: the dialect keeps the default)")] if dialects else []
-        section("values", [*kept, *_values(loss, dialects, width)])
+        section("parameters", [table(meanings, ("", "default", "values", ""))])
     for d in dialects:
-        section(f"{loss.name}@{d.upstream}", entries(_facts_of_dialect(loss, d), width))
-    from composer_plugins.cli import example_tables  # loads torch
-
-    try:
-        results = example_tables.results_of(loss, dialects)
-        section("on the worked example", example_tables.lines(loss, results, width))
-    except (Exception, SystemExit) as error:  # a plugin's own kernel
-        return problem_of(registry, loss, error)
-    return None
+        section(f"{loss.name}@{d.upstream}", [table(_facts_of_dialect(loss, d))])
+    if not isinstance(results, Problem):
+        section("on the worked example", _example(loss, results))
 
 
-def as_data(registry: Registry, choice: Choice) -> tuple[dict[str, Any], Problem | None]:
-    """What the page shows, for JSON, and a fault of the kernel. Without an example where it fails."""
-    from composer_plugins.cli import example_tables
+def _example(loss: Loss, results: "Results") -> Iterator[RenderableType]:
+    """A table to a quantity (the loss, its gradient), a row to a dialect; the inputs above the first."""
+    from composer_plugins.cli.worked_example import at, examples, given_to, label_of, positions_of, written
 
-    loss, dialects, problem, example = choice.loss, _dialects(choice), None, None
-    try:
-        example = example_tables.as_data(loss, example_tables.results_of(loss, dialects))
-    except (Exception, SystemExit) as error:
-        problem = problem_of(registry, loss, error)
-    row = row_as_data(registry, loss, dialects)
-    more = {
+    first = next(iter(results.values()))
+    above, beside = given_to(loss, first)
+    if values := ", ".join(f"{name}={value}" for name, value in examples(loss).items()):
+        yield Text(f"with {values} (no default: an example)", style="dim")
+    if above:
+        yield table([(name, written(x)) for name, x in above.items()])
+    for quantity, x in first.items():
+        positions = positions_of(x.shape)
+        given = [*beside.items(), *((name, result[quantity]) for name, result in results.items())]
+        rows = [(name, *(written(at(one, position)) for position in positions)) for name, one in given]
+        headings = [label_of(position).replace(" token", "\ntoken") for position in positions]
+        if not beside:
+            yield " "
+        yield table(rows, (quantity, *headings), right=headings)
+        beside = {}
+
+
+def as_data(registry: Registry, choice: Choice, results: "Results | Problem") -> dict[str, Any]:
+    """What the page shows, for JSON. Without an example where the kernel fails."""
+    from composer_plugins.cli import worked_example
+
+    loss, dialects = choice.loss, _dialects(choice)
+    return {
+        **row_as_data(registry, loss, dialects),
         "docstring": _docstring(loss),
         "runs_in": _runs_in(loss),
         "inputs": _inputs(loss, dialects),
+        "example": None if isinstance(results, Problem) else worked_example.as_data(loss, results),
     }
-    return {**row, **more, "example": example}, problem
 
 
 def _dialects(choice: Choice) -> list[Dialect]:
@@ -106,6 +186,7 @@ def _facts(registry: Registry, loss: Loss) -> list[tuple[str, str]]:
 
 def _facts_of_dialect(loss: Loss, dialect: Dialect) -> list[tuple[str, str]]:
     rows = {
+        "values": changes(dialect) or "the defaults",
         "source": dialect.source,
         "proof": dialect.proof,
         "denominator": dialect.mode,
@@ -131,14 +212,3 @@ def _inputs(loss: Loss, dialects: list[Dialect]) -> list[dict[str, Any]]:
             help_ += f" (optional; taken by {taking})" if taking else " (optional)"
         shown.append({"name": name, "shape": INPUTS[name].shape, "help": help_, "optional": is_optional})
     return shown
-
-
-def _values(loss: Loss, dialects: list[Dialect], width: int) -> list[RenderableType]:
-    """The value of each parameter by default and in each dialect."""
-    defaults = {name: str(loss.defaults[name]) for name in loss.parameters}
-    columns = [Column("default", [*defaults.values()])]
-    for d in dialects:
-        values = {**d.params, **d.denominators}
-        cells = [str(values[name]) if name in values else f"({old})" for name, old in defaults.items()]
-        columns.append(Column(f"@{d.upstream}", cells))
-    return tables(Column("", [*defaults], "dim"), [columns], width)

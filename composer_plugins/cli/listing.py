@@ -1,19 +1,30 @@
-"""`composer-plugins list`: the catalogue as tables, or as JSON."""
+"""`composer-plugins list`: the losses that a search and filters keep, as tables or as JSON."""
 
+import json
 import math
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
-from composer_plugins.cli.filters import Shown
-from composer_plugins.cli.layout import BLANK, Column, records, show
-from composer_plugins.frameworks.registry import running
+from composer_plugins.cli.completion import (
+    complete_framework,
+    complete_input,
+    complete_kind,
+    complete_upstream,
+)
+from composer_plugins.cli.console import answer, complain, foreign_code, installed, page, table
+from composer_plugins.errors import ConfigError, did_you_mean, near, spelling, unknown
+from composer_plugins.frameworks.registry import other_names, running
+from composer_plugins.losses.choosing import PARTS, mentions
 from composer_plugins.losses.registry import OURS, Problem, Registry
 from composer_plugins.losses.row import KINDS, REQUIRED, Dialect, Loss, Parameter
 
-HEADINGS = ("name", "what it is", "source", "proof")
+Shown = tuple[Loss, list[Dialect]]  # a row, and those of its dialects that were asked for
+
+ARXIV = "https://arxiv.org/abs/"
 # The fields of a loss and of a dialect that JSON has as they are.
 OF_A_LOSS: tuple[str, ...] = (
     *("name", "kind", "summary", "paper", "proof", "needs", "optional", "mode", "average", "gradient"),
@@ -21,6 +32,127 @@ OF_A_LOSS: tuple[str, ...] = (
 )
 OF_A_DIALECT = ("params", "mode", "average", "denominators", "optional", "source", "proof", "note")
 IMPORT_PATH = "an import path"  # where a loss is from that no distribution has registered
+
+
+def list_losses(
+    search: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Only losses with these words in the name, paper or summary, or in what frameworks call "
+            "them: gspo, 2402.03300, vanilla, epsilon_high ..."
+        ),
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only these kinds: policy, advantage, divergence ...", autocompletion=complete_kind
+        ),
+    ] = None,
+    needs: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only losses with all these inputs: ref_logprobs ...", autocompletion=complete_input
+        ),
+    ] = None,
+    framework: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only losses that the adapters of all these frameworks can run: trl ...",
+            autocompletion=complete_framework,
+        ),
+    ] = None,
+    dialects_of: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only the dialects of these upstreams: trl, verl, verl<0.7.1 ...",
+            autocompletion=complete_upstream,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, with every parameter.")] = False,
+) -> None:
+    """List every loss and dialect, with its source and the test that proves it.
+
+    Each option may be repeated. With --json the kernels of plugins are called once, on six tokens, to see
+    what they return; `check` and `explain` call them too.
+
+    A fault of an installed plugin is printed to stderr, and the exit status is then 1.
+    """
+    registry = installed(kernels=as_json)
+    with foreign_code():
+        wrong = wrong_results(registry) if as_json else []
+    if wrong:
+        complain(wrong)
+        registry = registry._replace(problems=(*registry.problems, *wrong))
+    rows = select(registry.losses, search or (), kind or (), needs or (), framework or (), dialects_of or ())
+    if not rows:
+        typer.echo(none_found(registry.losses, search or ()), err=as_json)
+    if as_json:
+        answer(json.dumps(as_data(registry, rows), indent=2))
+    elif rows:
+        print_tables(page(), registry, rows)
+    if registry.problems:
+        raise typer.Exit(1)
+
+
+def select(
+    losses: Sequence[Loss],
+    words: Sequence[str] = (),
+    kinds: Sequence[str] = (),
+    needs: Sequence[str] = (),
+    frameworks: Sequence[str] = (),
+    dialects_of: Sequence[str] = (),
+) -> list[Shown]:
+    """Return the losses with all words, inputs and frameworks, and with one of the kinds and upstreams.
+
+    Raises ConfigError for a value that an option does not accept.
+    """
+    known = {one.name: one for one in running()}
+    upstreams = {name for loss in losses for one in loss.dialects for name in (one.upstream, one.framework)}
+    inputs = {name for loss in losses for name in (*loss.needs, *loss.optional)}
+    given = (
+        ("--kind", "kind", kinds, KINDS),
+        ("--needs", "input", needs, inputs),
+        ("--framework", "framework", frameworks, known),
+        ("--dialects-of", "upstream", dialects_of, upstreams),
+    )
+    for option, noun, values, accepted in given:
+        for value in values:
+            if value in upstreams and option == "--framework" and value not in known:
+                problem = f"there is no adapter for {value!r} yet (there is one for {', '.join(known)})"
+                remedy = f"list its dialects: composer-plugins list --dialects-of {value}"
+                raise ConfigError(option, problem, remedy)
+            if value not in accepted:
+                raise unknown(option, value, accepted, noun=noun)
+    if not all(map(str.strip, words)):
+        raise ConfigError("SEARCH", "an empty word is given", "give a word, or none to list all")
+    runners = [known[name] for name in frameworks]
+    rows = []
+    for loss in losses:
+        dialects = [
+            one
+            for one in loss.dialects
+            if (not dialects_of or {one.upstream, one.framework} & {*dialects_of})
+            and all({*one.optional} <= runs.provides.get(loss.kind, frozenset()) for runs in runners)
+        ]
+        if (
+            (loss.kind in kinds or not kinds)
+            and (dialects or not dialects_of)
+            and {*needs} <= {*loss.needs, *loss.optional}
+            and all(runs.runs(loss) for runs in runners)
+            and all(mentions(loss, word.removeprefix(ARXIV), other_names(loss)) for word in words)
+        ):
+            rows.append((loss, dialects))
+    return rows
+
+
+def none_found(losses: Sequence[Loss], words: Sequence[str]) -> str:
+    """The sentence for an empty list, with what a search word may have meant."""
+    for word in words:
+        if part := PARTS.get(spelling(word)):
+            return f"no loss matches; {word} is not a loss of its own: {part}"
+        if nearest := near(word, [loss.name for loss in losses]):
+            return f"no loss matches; {did_you_mean(nearest)}"
+    return "no loss matches; remove a word or an option"
 
 
 def wrong_results(registry: Registry) -> list[Problem]:
@@ -64,19 +196,21 @@ def print_tables(console: Console, registry: Registry, rows: list[Shown]) -> Non
         cells = [cell for row in rows if row[0].kind == kind for cell in _cells(registry, *row)]
         if cells:
             console.print(Text(names.plural, style="bold"))
-            headings = zip(HEADINGS, zip(*cells, strict=True), strict=True)
-            columns = [Column(heading, texts, is_text=heading != "name") for heading, texts in headings]
-            show(console, [*records(columns, console.width), BLANK])
-    console.print(Text(count(rows)))
+            console.print(table(cells))
+            console.print()
+    console.print(count(rows))
 
 
-def _cells(registry: Registry, loss: Loss, dialects: list[Dialect]) -> Iterator[list[Text]]:
+def _cells(registry: Registry, loss: Loss, dialects: list[Dialect]) -> Iterator[tuple[Text, Text]]:
     origin = registry.origins[loss.kind, loss.name]
     what = loss.summary if origin == OURS else f"{loss.summary} [plugin: {origin}]"
-    yield [Text(loss.name, style="cyan"), *map(Text, (what, loss.paper, loss.proof))]
+    yield Text(loss.name, style="cyan"), _text(what, loss.paper, loss.proof)
     for d in dialects:
-        texts = (f"  @{d.upstream}", _changes(d) or "as the paper", d.source, d.proof)
-        yield [Text(text, style="dim") for text in texts]
+        yield Text(f"  @{d.upstream}"), _text(changes(d) or "as the paper", d.source, d.proof)
+
+
+def _text(what: str, source: str, proof: str) -> Text:
+    return Text(what).append("".join(f"\n{line}" for line in (source, proof) if line), style="dim")
 
 
 def count(rows: list[Shown]) -> str:
@@ -91,7 +225,8 @@ def _number(n: int, one: str, many: str) -> str:
     return f"1 {one.partition(' ')[2]}" if n == 1 else f"{n} {many}"
 
 
-def _changes(dialect: Dialect) -> str:
+def changes(dialect: Dialect) -> str:
+    """The parameters that a dialect sets, and the inputs that it takes."""
     values = [f"{name}={value}" for name, value in {**dialect.params, **dialect.denominators}.items()]
     return ", ".join([*values, *(f"with {name}" for name in dialect.optional)])
 

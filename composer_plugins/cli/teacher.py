@@ -7,9 +7,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from composer_plugins.cli.console import answer, foreign_code, page
+from composer_plugins.cli.console import answer, foreign_code, page, table
 from composer_plugins.cli.doctor import print_finding
-from composer_plugins.cli.layout import Column, records, show
 from composer_plugins.errors import ConfigError, with_place
 
 if TYPE_CHECKING:
@@ -104,8 +103,7 @@ def teacher(
     if as_json:
         answer(json.dumps(_as_data(found, advised), indent=2))
     else:
-        with page() as console:
-            _print(console, found, advised)
+        _print(page(), found, advised)
     if advised.best is None:
         raise typer.Exit(1)
 
@@ -143,11 +141,12 @@ def _subject(
 def _print(console: Console, found: "list[Measured]", advised: "Advice") -> None:
     policy, *teachers = found
     names = ["policy, no hint", *(one.name for one in teachers)]
-    columns = [Column("template", names)]
-    for key, heading in HEADINGS.items():
-        values = [getattr(one, key) for one in found]
-        columns.append(Column(heading, ["-" if x != x else f"{x:.3f}" for x in values], right=True))
-    show(console, records(columns, console.width))
+    values = [[getattr(one, key) for key in HEADINGS] for one in found]
+    rows = [
+        (name, *("-" if x != x else f"{x:.3f}" for x in of)) for name, of in zip(names, values, strict=True)
+    ]
+    headings = [*HEADINGS.values()]
+    console.print(table(rows, ("template", *headings), right=headings))
     console.print(Text(EXPLAINED, style="dim"))
     for finding in advised.findings:
         print_finding(console, finding)

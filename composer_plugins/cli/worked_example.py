@@ -4,6 +4,8 @@ The second rollout has an empty last position; the numbers are chosen so that cl
 differ: ratios between 0.4 and 2.7, advantages of both signs.
 """
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from composer_plugins.errors import ConfigError, in_a_line
 from composer_plugins.losses.calling import check_not_written, check_result, versions
 from composer_plugins.losses.choosing import Choice, of_row
 from composer_plugins.losses.inputs import INPUTS, PAIRS, ROWS, TOKENS, TOP_K, VOCAB
-from composer_plugins.losses.row import REQUIRED, Loss
+from composer_plugins.losses.row import REQUIRED, Dialect, Loss
 
 LOGPROBS = [[-0.4, -1.2, -2.0], [-0.9, -0.1, -3.0]]
 MASK = [[True, True, True], [True, True, False]]
@@ -51,6 +53,10 @@ GIVEN: dict[str, Any] = {
     "reference_kl": 0.3,
 }
 VOCABULARY, K = 5, 3
+# Positions of the example that are shown, [*batch, tokens]: the last is masked, and always 0.
+SHOWN_TOKENS: list[tuple[int, ...]] = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+
+Results = dict[str, dict[str, Tensor]]  # by the name of a column ("default", "@trl"), then "loss", "gradient"
 
 
 def tensors(loss: Loss) -> dict[str, Any]:
@@ -156,3 +162,55 @@ def _keywords(choice: Choice) -> dict[str, Any]:
     if "generator" in loss.optional:
         params["generator"] = _tensor("generator", loss)
     return params
+
+
+def results_of(loss: Loss, dialects: Sequence[Dialect]) -> Results:
+    """What the loss gives with its defaults and in each dialect."""
+    return {f"@{d.upstream}" if d else "default": run(of_row(loss, loss.name, d)) for d in (None, *dialects)}
+
+
+def given_to(loss: Loss, result: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The example's inputs: those with more axes than the result, and those that stand beside it."""
+    axes = next(iter(result.values())).dim()
+    flat = {name: x for name, x in tensors(loss).items() if isinstance(x, Tensor) and x.dim() <= 2}
+    above = {name: x for name, x in flat.items() if x.dim() > axes and (name != "mask" or not axes)}
+    return above, {name: x for name, x in flat.items() if x.dim() <= axes and name != "mask"}
+
+
+def as_data(loss: Loss, results: Results) -> dict[str, Any]:
+    """The example as JSON can hold it: every input and result whole."""
+    given = {name: number(x) for name, x in tensors(loss).items() if isinstance(x, Tensor)}
+    shown = {name: {kind: number(x) for kind, x in result.items()} for name, result in results.items()}
+    return {"parameters": examples(loss), "inputs": given, "results": shown}
+
+
+def number(x: Tensor) -> Any:
+    """A tensor as JSON can hold it: a number, or lists of them; "inf" and "nan" are strings."""
+    if x.dim():
+        return [number(one) for one in x]
+    value = x.item() + 0.0 if x.is_floating_point() else x.item()  # -0.0 + 0.0 is 0.0
+    return value if math.isfinite(value) else str(value)
+
+
+def positions_of(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The positions of a result that are shown."""
+    if not shape:
+        return [()]
+    return [(i,) for i in range(shape[0])] if len(shape) == 1 else SHOWN_TOKENS
+
+
+def label_of(position: tuple[int, ...]) -> str:
+    """A position in words."""
+    return ("", "row {}", "rollout {} token {}")[len(position)].format(*position)
+
+
+def at(x: Tensor, position: tuple[int, ...]) -> Tensor:
+    """One number of a tensor that broadcasts against the positions."""
+    return x[tuple(min(i, n - 1) for i, n in zip(position[len(position) - x.dim() :], x.shape, strict=True))]
+
+
+def written(x: Tensor) -> str:
+    """A tensor's numbers, as the page writes them."""
+    if x.dim():
+        return f"[{', '.join(map(written, x))}]"
+    return f"{x.item() + 0.0:.4g}"  # -0.0 + 0.0 is 0.0

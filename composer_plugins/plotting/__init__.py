@@ -2,7 +2,6 @@
 
 - `picture(names)`: the curves and bars as data, from the kernels themselves
 - `figure(names)`, `save(names, path)`: with matplotlib (install `composer-plugins[plot]`)
-- `text(names)`: with braille characters, for a terminal
 """
 
 from collections.abc import Iterable
@@ -11,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rich.text import Text
-
     from composer_plugins.plotting.data import Picture
 
-__all__ = ["figure", "picture", "save", "text"]
+__all__ = ["figure", "picture", "save"]
 
 
 def picture(names: str | Iterable[str], *, kind: str | None = None) -> "Picture":
@@ -52,10 +49,3 @@ def save(
     from composer_plugins.plotting.drawing import write
 
     write(picture(names, kind=kind), path, dark=dark, key=key)
-
-
-def text(names: str | Iterable[str], *, kind: str | None = None, width: int = 80) -> "Text":
-    """Return `picture(names)` drawn with braille characters and blocks, at most `width` columns wide."""
-    from composer_plugins.plotting.terminal import render
-
-    return render(picture(names, kind=kind), width)

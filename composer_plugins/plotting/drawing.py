@@ -16,7 +16,7 @@ except ImportError:
     raise ConfigError(
         "plot",
         "it needs matplotlib, which is not installed here",
-        "run pip install 'composer-plugins[plot]', or draw in the terminal with --text",
+        "run pip install 'composer-plugins[plot]'",
     ) from None
 
 SUFFIXES = (".png", ".svg")
@@ -118,7 +118,7 @@ def show(picture: Picture, *, dark: bool = False) -> None:
     backend = pyplot.get_backend().lower()
     if backend in map(str.lower, backend_registry.list_builtin(BackendFilter.NON_INTERACTIVE)):
         problem = f"matplotlib has no window here: its backend is {backend}"
-        raise ConfigError("--show", problem, "use --out picture.png or --text, or set MPLBACKEND")
+        raise ConfigError("--show", problem, "use --out picture.png, or set MPLBACKEND")
     draw(picture, dark=dark, into=pyplot.figure(layout="constrained"))
     pyplot.show()
 

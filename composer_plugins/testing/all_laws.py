@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 from composer_plugins.frameworks.registry import conventions
 from composer_plugins.testing.conventions.functional import REDUCTIONS
-from composer_plugins.testing.laws import FUNCTION, LAWS, NOT_RUN, TRAINER, laws_for
-from composer_plugins.testing.laws.of_trainers import option_law
+from composer_plugins.testing.laws import FUNCTION, LAWS, NOT_RUN, laws_for
 
 
 class Listed(NamedTuple):
@@ -34,11 +33,10 @@ OF_ONE_NUMBER = (
     "These laws are run with --as on a function that returns one number for a batch. With --as torch, a "
     "function that returns one loss per token gets the laws of a loss."
 )
-OF_TRL = "These laws are run with --trainer on a trainer of TRL."
 
 
 def sections() -> Iterator[Section]:
-    """Yield the laws of a loss, those of `--as` and those of `--trainer`."""
+    """Yield the laws of a loss, and those of `--as`."""
     laws = (Listed(law.name, law.summary, law.cause, law.kinds, finding=law.finding) for law in LAWS.values())
     yield Section("", OF_A_LOSS, tuple(laws))
     every = tuple(conventions())
@@ -47,7 +45,4 @@ def sections() -> Iterator[Section]:
         for law in laws_for(FUNCTION).values()
     ]
     reductions = Listed(*REDUCTIONS, frameworks=("torch",))
-    yield Section("--as", OF_ONE_NUMBER, (*of_functions, reductions), tuple(NOT_RUN[FUNCTION].items()))
-    of_trainers = (*laws_for(TRAINER).values(), option_law("NAME"))
-    listed = tuple(Listed(law.name, law.summary, law.cause, finding=law.finding) for law in of_trainers)
-    yield Section("--trainer", OF_TRL, listed, tuple(NOT_RUN[TRAINER].items()))
+    yield Section("--as", OF_ONE_NUMBER, (*of_functions, reductions), tuple(NOT_RUN.items()))

@@ -204,10 +204,7 @@ def run_laws(laws: Iterable[Law], row: Loss, of: type[Setting] = Setting) -> lis
 
 
 def run_on(
-    laws: Iterable[Law],
-    subjects: Callable[[Law], Iterable[Subject]],
-    row: Loss | None = None,
-    passed_on: type[Exception] | tuple[type[Exception], ...] = (),
+    laws: Iterable[Law], subjects: Callable[[Law], Iterable[Subject]], row: Loss | None = None
 ) -> list[Outcome]:
     """Run laws on the subjects; after one that shows that they cannot be looked at, no other.
 
@@ -225,8 +222,6 @@ def run_on(
                 held += 1
             except NotApplicable as reason:
                 inapplicable.append(str(reason))
-            except passed_on:
-                raise
             except (Exception, SystemExit) as error:
                 broken[subject.label] = error
         outcome = _judged(law, broken, inapplicable, held, row)

@@ -1,8 +1,7 @@
 """`Law`: one property, the subjects that must have it, and the usual cause where one does not have it.
 
-A subject is a kernel of some kind, which returns one loss per token ("policy", "divergence" ...), a function
-that returns one number for a batch (`FUNCTION`), or a trainer of TRL (`TRAINER`). `testing.subject` says
-what each of them can do.
+A subject is a kernel of some kind, which returns one loss per token ("policy", "divergence" ...), or a
+function that returns one number for a batch (`FUNCTION`). `testing.subject` says what each of them can do.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ PER_TOKEN_LOSS: tuple[Kind, ...] = ("policy", "divergence", "kl")
 PER_TOKEN: tuple[Kind, ...] = (*PER_TOKEN_LOSS, "correction")
 LOSS: tuple[Kind, ...] = (*PER_TOKEN_LOSS, "preference")
 EVERY: tuple[Kind, ...] = (*PER_TOKEN, "preference", "advantage")
-FUNCTION, TRAINER = "function", "trainer"
+FUNCTION = "function"
 
 EITHER = {"entropies", "topk_logprobs"}  # inputs in which a bonus has a gradient, and a gate has none
 Excuse = Callable[[Loss], str]  # the reason why a row that declares it need not have a property, or ""
@@ -48,7 +47,7 @@ class Law(NamedTuple):
 
     name: str
     summary: str
-    kinds: tuple[str, ...]  # of kernels, or FUNCTION, or TRAINER
+    kinds: tuple[str, ...]  # of kernels, or FUNCTION
     cause: str  # what usually breaks it, and what to write instead
     check: Check
     thorough: bool = True  # whether it is checked in every setting: with each parameter changed, too
@@ -71,11 +70,7 @@ class Own(NamedTuple):
 
 
 EVERY_LAW: list[Law] = []
-# Why a law is not run on a function or a trainer, by its name.
-NOT_RUN: dict[str, dict[str, str]] = {
-    FUNCTION: {},
-    TRAINER: {"ranks_leave_the_gradient_alone": "the check runs in one process"},
-}
+NOT_RUN: dict[str, str] = {}  # why a law of policy losses is not run on a function, by its name
 ONE_NUMBER = "the function returns one number, and not one loss per token"
 NONE: Mapping[str, Any] = {}
 
@@ -109,7 +104,7 @@ def law(
             found = {name: value for name, value in one._asdict().items() if value}
             EVERY_LAW.append(base._replace(kinds=(kind,), **found))
         if no_function:
-            NOT_RUN[FUNCTION][base.name] = no_function
+            NOT_RUN[base.name] = no_function
         return check
 
     return register

@@ -26,7 +26,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """Every check on one loss, or on one trainer."""
+    """Every check on one loss."""
 
     subject: str
     outcomes: tuple[Outcome, ...]

@@ -1,11 +1,10 @@
 """`Subject`: what a law is about, with what the laws of more than one kind of subject ask of it.
 
-A kernel is a `settings.Setting`, a function that returns one number a `conventions.function.OneNumber`, and a
-trainer a `trainer_runs.Trainer`.
+A kernel is a `settings.Setting`, and a function that returns one number a `conventions.function.OneNumber`.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -22,7 +21,6 @@ class Cut(NamedTuple):
     what: str  # "2 micro-batches of 4 rows"
     parts: list[Tensor]  # the rows of each part
     ranks: int = 1
-    options: dict[str, Any] = {}  # of a trainer
 
 
 class Signs(NamedTuple):
@@ -32,11 +30,10 @@ class Signs(NamedTuple):
     advantages: Tensor  # [rows] or [rows, tokens]
     raised: Tensor  # [rows, tokens]
     negated: Tensor  # [rows, tokens]: with the advantages negated
-    by_row: bool = False  # whether only the sum over a row has a meaning
 
 
 class Subject(Protocol):
-    """A loss or a trainer, called in one way."""
+    """A loss, called in one way."""
 
     @property
     def label(self) -> str:

@@ -1,7 +1,14 @@
 """The worked example of `composer-plugins explain` as tables of a page."""
 
-from composer_plugins.cli.example_tables import at, given_to, label_of, positions_of, results_of, written
-from composer_plugins.cli.worked_example import examples
+from composer_plugins.cli.worked_example import (
+    at,
+    examples,
+    given_to,
+    label_of,
+    positions_of,
+    results_of,
+    written,
+)
 from composer_plugins.losses.row import Loss
 from docs.generator.markdown import table
 

@@ -275,29 +275,6 @@ def verl_reports() -> dict[str, Report]:
     return found
 
 
-def trainer_lines() -> list[str]:
-    """`check --trainer` on TRL's own GRPOTrainer."""
-    from composer_plugins.adapters.trl_mixin.probe import tiny_trainer
-    from composer_plugins.testing.trainers import check_trainer
-
-    lines = [
-        "",
-        "`composer-plugins check --trainer module:make_trainer` on TRL's own GRPOTrainer with a random "
-        "Qwen3 of one layer: the same rows as 1, 2 and 4 micro-batches and as 2 steps of one generation "
-        "batch, other tokens where masked, more padding, a gradient at every unmasked token, advantages of "
-        "the other sign, and each option of the loss moved.",
-        "",
-    ]
-    rows = []
-    for loss_type in LOSS_TYPES:
-        report = check_trainer(
-            lambda loss_type=loss_type, **given: tiny_trainer(**{"loss_type": loss_type, **given})
-        )
-        broken = ", ".join(f"`{one.check}`" for one in report.findings) or "none"
-        rows.append((loss_type, len(report.having("passed")), broken))
-    return [*lines, table(("`loss_type`", "checks that hold", "that do not"), rows)]
-
-
 def prime_rl_lines() -> list[str]:
     """What PRIME-RL's compute_loss does around a loss."""
     upstream = _prime_rl()
@@ -342,7 +319,6 @@ UPSTREAMS = {
         lambda: f"TRL {version('trl')}",
         lambda: {name: check_as(name, "trl") for name in LOSS_TYPES},
         OF_TRL,
-        trainer_lines,
     ),
     "prime-rl": Upstream(lambda: "PRIME-RL at 559b447", prime_rl_reports, OF_PRIME_RL, prime_rl_lines),
 }

@@ -1,4 +1,4 @@
-"""The page of the laws that `composer-plugins check` runs: on a loss, with `--as` and with `--trainer`."""
+"""The page of the laws that `composer-plugins check` runs: on a loss, and with `--as`."""
 
 from collections.abc import Iterator
 

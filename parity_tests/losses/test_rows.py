@@ -226,7 +226,7 @@ def test_a_module_that_raises_anything_on_import_is_an_error(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "odd_losses", raising=False)
     problem = f"'odd_losses:loss' cannot be imported: {reason}; make `import odd_losses` work where this runs"
-    commands = ("check {}", "plot {}", "explain {}", "diff {} grpo", "migrate --to trl --loss {}")
+    commands = ("check {}", "explain {}", "diff {} grpo", "migrate --to trl --loss {}")
     for words in (command.format("odd_losses:loss") for command in commands):
         raised = CliRunner().invoke(app, words).exception
         assert isinstance(raised, ConfigError) and problem in str(raised), words

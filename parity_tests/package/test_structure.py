@@ -20,7 +20,7 @@ REGULAR_EXPRESSIONS = {
     "adapters/prime_rl_plugin/upstream.py": "a version",
     "adapters/trl_mixin/upstream.py": "the text of a prompt, and what a model generated",
     "adapters/verl_plugin/upstream.py": "a version",
-    "composer_plugins/cli/layout.py": "the paragraphs, lists and formulas of a docstring",
+    "composer_plugins/cli/explaining.py": "the paragraphs, lists and formulas of a docstring",
     "composer_plugins/cli/given.py": "the suffix of a script, and the line behind its name",
     "composer_plugins/losses/derived.py": "an annotation of a parameter of the user's",
     "composer_plugins/losses/row.py": "the version in the name of a dialect",

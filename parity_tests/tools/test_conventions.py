@@ -21,8 +21,7 @@ from composer_plugins.kernels.policy import ppo
 from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.testing.conventions import check_as
 from composer_plugins.testing.conventions.sums import SKYRL
-from composer_plugins.testing.laws import FUNCTION, LAWS, laws_for
-from composer_plugins.testing.laws import NOT_RUN as NOT_RUN_ON
+from composer_plugins.testing.laws import FUNCTION, LAWS, NOT_RUN, laws_for
 from composer_plugins.testing.laws.results import result_is_what_the_framework_takes
 from parity_tests.cases.faults import (
     WITH,
@@ -40,7 +39,7 @@ from parity_tests.rigs.commands import invoke
 pytestmark = pytest.mark.thorough
 
 FIRST = result_is_what_the_framework_takes.__name__
-OF_A_FUNCTION, NOT_RUN = laws_for(FUNCTION), NOT_RUN_ON[FUNCTION]
+OF_A_FUNCTION = laws_for(FUNCTION)
 MASKED = "masked_tokens_have_no_influence"
 NAN_MASKED = "masked_nan_and_infinities_have_no_influence"
 CUT = "micro_batches_and_ranks_leave_the_gradient_alone"

@@ -29,7 +29,7 @@ def test_only_the_numbers_that_differ_are_listed() -> None:
     assert [*one["differences"]] == ["clip_high", "denominator"]
     assert one["differences"]["denominator"] == {"dapo": "token-mean", "grpo@trl": "seq-mean-token-mean"}
     assert [(row["of"], row["at"]) for row in one["numbers"]] == [("loss", "rollout 0 token 2")]
-    lines = output("diff", "dapo", "grpo@trl").splitlines()
+    lines = output("diff", "dapo", "grpo@trl").rstrip().splitlines()
     assert lines[-1].split() == ["rollout", "0", "token", "2", "-1.28", "-1.2"]
 
 

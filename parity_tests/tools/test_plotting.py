@@ -15,10 +15,9 @@ from composer_plugins.errors import ConfigError
 from composer_plugins.kernels.types import PairLoss, TokenLoss
 from composer_plugins.losses.row import Loss
 from composer_plugins.plotting.bends import bends
-from composer_plugins.plotting.data import Panel, Picture, Series, heights
-from composer_plugins.plotting.terminal import render
+from composer_plugins.plotting.data import Picture, Series, heights
 from parity_tests.cases.faults import BOTH, named, not_masked, of_groups
-from parity_tests.rigs.commands import error, invoke, output
+from parity_tests.rigs.commands import error, output
 from parity_tests.rigs.every import each, row_id, rows
 
 pytestmark = pytest.mark.thorough
@@ -89,13 +88,6 @@ def test_a_loss_that_is_named_alone_comes_with_every_dialect_once(row: Loss) -> 
     assert sorted(names) == sorted([row.name, *(f"@{d.upstream}" for d in row.dialects)])
 
 
-@each()
-@pytest.mark.parametrize("width", [40, 100])
-def test_every_picture_fits_a_terminal(row: Loss, width: int) -> None:
-    lines = render(of(row), width).plain.splitlines()
-    assert len(lines) > 10 and max(map(len, lines)) <= width
-
-
 # The data
 
 
@@ -109,8 +101,6 @@ def test_cispo_of_trl_caps_at_its_epsilon() -> None:
         assert verl.marks == (0.8, 1.2) and verl.cap == pytest.approx(1.2)
         assert grpo.cap is None
     assert picture.panels[2].series[2].marks == (1.2,) and picture.panels[3].series[2].marks == (0.8,)
-    text = render(picture, 80).plain
-    assert text.count("a stays at 0.2") == 2 and "a  cispo@trl" in text
 
 
 @pytest.mark.parametrize(
@@ -224,22 +214,12 @@ def test_a_name_of_two_kinds_takes_the_kind_of_the_others() -> None:
     assert drawn("grpo", kind="advantage").panels[0].categories
 
 
-def test_a_picture_in_text_has_no_more_lines_than_letters() -> None:
-    lines = [Series(f"loss {i}", (0.0, 1.0), (0.0, float(i))) for i in range(53)]
-    assert "Z  loss 51" in render(Picture((Panel("", "", "", tuple(lines[:52])),), 1), 80).plain
-    with pytest.raises(ConfigError, match="tells 52 lines apart, and this has 53; name fewer losses"):
-        render(Picture((Panel("", "", "", tuple(lines)),), 1), 80)
-
-
 # Functions of a user, by their import path. For the letters see cases/faults.py.
 
 not_a_kernel = not_masked(lambda p, q, a, m: 1 / 0)
-huge = not_masked(lambda p, q, a, m: -1e30 * (p - q).exp() * a)
 too_large = not_masked(lambda p, q, a, m: -1e307 * (p - q).exp() * a)
 half_nan = not_masked(lambda p, q, a, m: -a * (1.5 - (p - q).exp()).log())  # NaN above a ratio of 1.5
-level = named(BOTH, lambda c, r: PairLoss(1e30 * (r - c), {}))
 infinite = named(BOTH, lambda c, r: PairLoss((r - c) * math.inf, {}))
-large_advantages = of_groups(lambda r, ids: 1e30 * (r - r.mean()))  # nine characters: -4.58e+29
 no_advantages = of_groups(lambda r, ids: r / (0 * r))
 with_entropies = named("logprobs advantages mask entropies", lambda p, a, m, e: TokenLoss(-a * p - e, {}))
 with_group_ids = named("logprobs advantages mask group_ids", lambda p, a, m, ids: TokenLoss(-a * p * ids, {}))
@@ -249,13 +229,6 @@ with_scores = named("chosen rejected scores", lambda c, r, scores: PairLoss(r - 
 def weighed(logprobs: Any, advantages: Any, mask: Any, *, weight: float) -> Any:
     """A function with a parameter that has no default."""
     return TokenLoss(-weight * advantages * logprobs, {})
-
-
-@pytest.mark.parametrize("function", ["huge", "level", "large_advantages"])
-def test_a_loss_of_large_values_is_drawn(function: str) -> None:
-    lines = render(drawn(f"{__name__}:{function}"), 80).plain.splitlines()
-    assert len(lines) > 10 and max(map(len, lines)) <= 80
-    assert not [line for line in lines if "e+14" in line or "inf" in line]
 
 
 @pytest.mark.parametrize(
@@ -275,7 +248,9 @@ def test_a_loss_of_large_values_is_drawn(function: str) -> None:
     ],
 )
 def test_a_loss_that_cannot_be_drawn_is_an_error_that_says_why(function: str, problem: str) -> None:
-    assert f"plot: {__name__}:{function}{problem}" in error("plot", f"{__name__}:{function}")
+    with pytest.raises(ConfigError) as raised:
+        drawn(f"{__name__}:{function}")
+    assert f"plot: {__name__}:{function}{problem}" in str(raised.value)
 
 
 def test_a_loss_of_entropies_is_drawn_with_those_of_the_example() -> None:
@@ -295,12 +270,6 @@ def test_a_function_of_a_user_is_drawn_over_a_loss_of_the_catalogue() -> None:
     assert any("has no default for weight: drawn with weight=0.5" in note for note in drawn(name).notes)
 
 
-def test_without_an_option_the_picture_is_drawn_in_the_terminal() -> None:
-    done = invoke("plot", "cispo", columns=80)
-    assert done.exit_code == 0 and "a stays at 1.2" in done.output and "⠒" in done.output
-    assert done.output == output("plot", "cispo", "--text", columns=80)
-
-
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "composer_plugins.plotting.drawing", raising=False)
     monkeypatch.delattr(plotting, "drawing", raising=False)
@@ -309,7 +278,7 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.M
     assert message.startswith("plot: it needs matplotlib")
     assert "pip install 'composer-plugins[plot]'" in message
     assert not Path("cispo.png").exists()
-    assert plotting.text("cispo").plain
+    assert error("plot", "cispo").endswith("add --out picture.png, or --show")
 
 
 # With matplotlib

@@ -123,7 +123,7 @@ def check_as(
         return _kernel_report(function, convention, name, subject, tuple(only))
     convention, refused = accepted(function, convention, name)
     row, only = row_of(function, convention, name), tuple(only)
-    not_run = {**NOT_RUN[FUNCTION], **convention.not_run}
+    not_run = {**NOT_RUN, **convention.not_run}
     laws = laws_for(FUNCTION, convention.framework)
     require_known(only, laws_for(FUNCTION) | LAWS)
     for one in only:
@@ -222,6 +222,6 @@ def _kernel_report(
     own = [outcome.check for outcome in more]
     left = [one for one in only or laws_for(row.kind) if one not in (*own, PACKED)]
     found = check_row(replace(row, name=name), left).outcomes if left else ()
-    reason = NOT_RUN[FUNCTION][PACKED]
+    reason = NOT_RUN[PACKED]
     more += [Outcome(PACKED, "not applicable", reason)] if not only or PACKED in only else []
     return Report(subject, (*found, *more))

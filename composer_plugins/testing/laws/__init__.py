@@ -1,4 +1,4 @@
-"""The laws: what every loss of the catalogue obeys, and what `check` examines a loss or a trainer with.
+"""The laws: what every loss of the catalogue obeys, and what `check` examines a loss with.
 
 Each is a function of a `Subject` or a `Setting`, one way to call a loss, and raises `BrokenLaw` with numbers.
 """
@@ -6,7 +6,6 @@ Each is a function of a `Subject` or a `Setting`, one way to call a loss, and ra
 from composer_plugins.testing.law import (
     FUNCTION,
     NOT_RUN,
-    TRAINER,
     BrokenLaw,
     Law,
     NotApplicable,
@@ -19,7 +18,6 @@ __all__ = [
     "FUNCTION",
     "LAWS",
     "NOT_RUN",
-    "TRAINER",
     "BrokenLaw",
     "Law",
     "NotApplicable",

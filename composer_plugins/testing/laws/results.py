@@ -19,7 +19,6 @@ from composer_plugins.testing.law import (
     LOSS,
     ONE_NUMBER,
     PER_TOKEN,
-    TRAINER,
     BrokenLaw,
     NotApplicable,
     Own,
@@ -107,14 +106,6 @@ def inputs_are_not_written_to(setting: Setting) -> None:
     *EVERY,
     FUNCTION,
     cause="random numbers without the generator that the loss is given, or state kept between calls",
-    own={
-        TRAINER: Own(
-            name="two_runs_give_the_same_gradient",
-            first=True,
-            cause="random numbers in the loss, or dropout: make_trainer must give the same weights at each "
-            "call, with every dropout set to 0",
-        ),
-    },
 )
 def two_calls_give_the_same_result(subject: Subject) -> None:
     """The same inputs give the same result, whatever the state of torch's own random numbers."""
@@ -139,15 +130,9 @@ def gradient_reaches_the_trained_inputs_only(setting: Setting) -> None:
 
 
 @law(
-    TRAINER,
-    cause="a mask that is shifted by one, or that leaves out tokens: multiply with completion_mask as it is",
-    own={
-        FUNCTION: Own(
-            name="gradient_reaches_the_trained_inputs_only",
-            cause="log-probabilities that are detached, or tokens that are left out: a mask that is shifted "
-            "by one, or a limit on the number of rows or tokens",
-        ),
-    },
+    cause="log-probabilities that are detached, or tokens that are left out: a mask that is shifted by one, "
+    "or a limit on the number of rows or tokens",
+    own={FUNCTION: Own(name="gradient_reaches_the_trained_inputs_only")},
 )
 def every_unmasked_token_has_a_gradient(subject: Subject) -> None:
     """The log-probability of every unmasked token has a gradient where the policies are equal.

@@ -13,7 +13,6 @@ from composer_plugins.testing.law import (
     FUNCTION,
     PER_TOKEN,
     PER_TOKEN_LOSS,
-    TRAINER,
     BrokenLaw,
     NotApplicable,
     Own,
@@ -30,7 +29,7 @@ from composer_plugins.testing.subject import Found, Subject
 
 def require_zero_where_masked(found: Found, batch: Batch, what: str = "{}") -> None:
     """Require that a loss and its gradients are 0 at masked tokens, where they have one number per token."""
-    mask = batch.get("mask")  # the rows of a trainer have none
+    mask = batch.get("mask")
     for name, x in found.items():
         if mask is not None and x.shape[: mask.dim()] == mask.shape:
             found_there = f"is not 0 where masked: {numbers(x[~mask])}"
@@ -65,11 +64,6 @@ MASK_LOGITS = (
         FUNCTION: Own(
             summary="Other finite numbers at masked tokens of every input leave the loss and the gradient as "
             "they are.",
-        ),
-        TRAINER: Own(
-            summary="Other tokens where completion_mask is 0 leave the gradient as it is.",
-            cause="the mask left out of a sum or a mean: multiply with completion_mask (and tool_mask) "
-            "before both",
         ),
     },
 )
@@ -106,13 +100,6 @@ def masked_nan_and_infinities_have_no_influence(subject: Subject) -> None:
             cause="a mean or another statistic of the micro-batch inside the function: divide by the counts "
             "of the whole batch, which the framework passes or divides by itself. SkyRL and Tinker add up "
             "what a function returns, so return the sum: a mean of B rows of T tokens is B T times too small",
-        ),
-        TRAINER: Own(
-            name="micro_batches_leave_the_gradient_alone",
-            summary="A batch that is cut into 1, 2 or 4 micro-batches has the same gradient.",
-            cause="a mean over the tokens of the micro-batch: divide a mean over rows by "
-            "self.current_gradient_accumulation_steps, and a sum over tokens by "
-            "inputs['num_items_in_batch']",
         ),
     },
 )
@@ -186,9 +173,6 @@ def packed_tokens_equal_a_padded_row(setting: Setting) -> None:
     *PER_TOKEN,
     FUNCTION,
     cause="the length of the padded row, where mask.sum(-1) is meant; or a product with the mask",
-    own={
-        TRAINER: Own(cause="a mean over the padded row: divide by completion_mask.sum(-1)"),
-    },
 )
 def more_padding_changes_nothing(subject: Subject) -> None:
     """Masked columns at the end of every row, up to 40 tokens in all, change nothing."""
@@ -209,12 +193,6 @@ WITHOUT_ADVANTAGES = "a cross-entropy and a distillation have none. Any other lo
     FUNCTION,
     cause="a sign: the loss is minimised, so it is -advantage * ratio, and gradient descent raises the "
     "log-probability of tokens with a positive advantage",
-    own={
-        TRAINER: Own(
-            summary="Descent raises a row more with a positive advantage than with its negative.",
-            cause="a sign: the loss is minimised, so it is -advantage * ratio",
-        ),
-    },
 )
 def descent_raises_the_tokens_with_positive_advantages(subject: Subject) -> None:
     """Descent lowers no token with A = 1, and raises it more than the same token with A = -1.
@@ -233,9 +211,7 @@ def descent_raises_the_tokens_with_positive_advantages(subject: Subject) -> None
         positive = signs.advantages.reshape(len(signs.mask), -1) > 0
         more = torch.where(positive, signs.raised, signs.negated)
         less = torch.where(positive, signs.negated, signs.raised)
-        if signs.by_row:
-            more, less = ((x * signs.mask).sum(-1) for x in (more, less))
-        raised |= some_raised_more(more, less, *words, never_lowered=not signs.by_row)
+        raised |= some_raised_more(more, less, *words, never_lowered=True)
     if isinstance(subject, Setting):
         require(raised, f"gradient descent raises no token more with {words[0]} than with {words[1]}")
         require_no_push(subject)
