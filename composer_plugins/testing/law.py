@@ -65,7 +65,6 @@ class Own(NamedTuple):
     summary: str = ""
     cause: str = ""
     excuse: Excuse | None = None
-    first: bool = False
     finding: Finding | None = None
 
 

@@ -207,7 +207,7 @@ def test_every_loss_can_be_explained(row: Loss) -> None:
     assert all(f"{row.name}@{dialect.upstream}" in text for dialect in row.dialects)
     example = text.partition("on the worked example")[2].splitlines()
     assert "nan" not in "".join(example)
-    assert any(line.split()[-1][-1].isdigit() for line in example if line)
+    assert any(line.split()[-1][-1].isdigit() for line in example if line.strip())
     text = output("explain", "--json", row.name, "--kind", row.kind)
     (data,) = json.loads(text, parse_constant=no_constant)["losses"]
     assert data["example"]["results"]["default"]
