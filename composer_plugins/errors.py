@@ -86,11 +86,6 @@ def unknown(
     return ConfigError(key, problem, did_you_mean(nearest, stem) if nearest else listed)
 
 
-def not_available(option: str, reason: str) -> ConfigError:
-    """The error for an option of ours that only other frameworks have."""
-    return ConfigError(option, f"it is not available here, because {reason}", "remove it")
-
-
 def spelling(name: str) -> str:
     """A name as it is compared: REINFORCE++-baseline is reinforce_pp_baseline, and Dr. GRPO is dr_grpo."""
     name = name.strip().lower().replace("++", "_pp").replace(". ", "_")

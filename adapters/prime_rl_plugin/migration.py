@@ -21,7 +21,7 @@ from composer_plugins.frameworks.prime_rl import (
     PRIME_RL,
 )
 from composer_plugins.losses.choosing import choose, find_one
-from composer_plugins.objective.keys import COUNT, POSITIVE, check_tables, not_carried, not_understood
+from composer_plugins.objective.keys import COUNT, POSITIVE, check_tables, not_carried, not_looked_at
 from composer_plugins.objective.objective import (
     Behaviour,
     Objective,
@@ -96,7 +96,7 @@ def unread(table: Mapping[str, Any], version: str | None = None) -> Iterator[str
     """The keys of a config that are not looked at."""
     whole = as_rl(dict(table))
     above = "" if whole == table else "trainer."
-    return (key.removeprefix(above) for key in not_understood(whole, NAMED))
+    return (key.removeprefix(above) for key in not_looked_at(whole, NAMED))
 
 
 def release(version: str | None = None, table: Mapping[str, Any] = NOTHING) -> str:

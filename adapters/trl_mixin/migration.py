@@ -6,7 +6,6 @@ from dataclasses import fields
 from typing import Any
 
 import yaml
-from trl import ModelConfig, ScriptArguments
 
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.surface import OWN, TRL_LOSS, ComposerGRPOConfig, unknown_option
@@ -31,7 +30,7 @@ from composer_plugins.objective.keys import (
     WEIGHT,
     check_flag,
     not_carried,
-    not_understood,
+    not_looked_at,
 )
 from composer_plugins.objective.objective import (
     KL,
@@ -42,7 +41,6 @@ from composer_plugins.objective.objective import (
     channels_of,
     named_policy,
 )
-from composer_plugins.objective.options import parameters_set
 
 # Options that decide how the batch is made and cut, and no term of the loss.
 BATCH = {"gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "num_iterations"}
@@ -62,8 +60,6 @@ KNOWN = {field.name for field in fields(ComposerGRPOConfig)}
 NAMES = ({*OWN} | set(LOSS_OPTIONS) | BESIDE | {"policy", "loss_type"}) - BATCH  # those of the loss
 # Values of LOSS_OPTIONS that are not TRL's default and change nothing all the same.
 CHANGES_NOTHING = {"reward_weights": lambda weights: isinstance(weights, list) and set(weights) == {1}}
-# What else TRL's own scripts read from the same file; the table has none of them.
-OF_SCRIPTS = {one.name for cls in (ModelConfig, ScriptArguments) for one in fields(cls)}
 BOOLEANS = {"use_vllm", "vllm_importance_sampling_correction", "use_bias_correction_kl", "sync_ref_model"}
 NUMBERS = {
     "beta": WEIGHT,
@@ -116,15 +112,9 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
     return objective, found
 
 
-def not_known(key: str, table: Mapping[str, Any]) -> Finding:
-    """What a doctor says of a key that is not understood; the script's own options are not known here."""
-    problem = "it is no option of TRL that is known here"
-    return Finding("warning", key, problem, unknown_option(key, KNOWN, table).remedy)
-
-
 def unread(table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:
-    """The keys of a config that are no option of the installed TRL."""
-    return not_understood(table, KNOWN | BESIDE | OF_SCRIPTS)
+    """The keys of a config that are not looked at."""
+    return not_looked_at(table, NAMES | BATCH | TRL.not_carried.keys())
 
 
 def release(version: str | None = None, table: Mapping[str, Any] = NOTHING) -> str:
@@ -186,8 +176,7 @@ def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice, list[
         row = choose("policy", own["policy"]).loss
         # TRL's own loss does not read what our loss has no parameter for.
         given = {name: x for name, x in upstream.moved(options).items() if LOSS_OPTIONS[name].values(row, x)}
-        params = parameters_set(TRL, row, {}, given, params_key="policy_params")
-        own["policy_params"] = {name: one.value for name, one in params.items()}
+        own["policy_params"] = TRL.parameters(row, given)
         options = _made({name: x for name, x in values.items() if name not in OF_ITS_LOSSES} | own)
     policy = options.resolved.policy
     assert policy is not None

@@ -59,9 +59,9 @@ class ComposerLossMixin(_Trainer):
         self._policy = self._hint = self._replay = None
         if asked.policy is not None:
             self._policy = PolicyChannel(asked.policy, asked.mode, asked.mode_source)
-        if config.hint_weight > 0:
+        if asked.hint is not None:
             self._hint = HintChannel(asked.hint, asked.hints)
-        if config.replay_weight > 0:
+        if asked.replay is not None:
             self._replay = ReplayChannel(asked.replay, config.replay_temperature)
         self._data_channels = [channel for channel in (self._hint, self._replay) if channel is not None]
         self._forward: upstream.PolicyForward | None = None

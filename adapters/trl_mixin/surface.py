@@ -19,45 +19,24 @@ from composer_plugins.adapters.trl_mixin.hints import (
     RolloutOptions,
     SuccessfulRollouts,
 )
-from composer_plugins.config import ComposerConfig, complaints, unlikely
-from composer_plugins.errors import ConfigError, not_available, unknown
+from composer_plugins.config import ComposerConfig, complaints
+from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.findings import Finding, Findings, enforce, error_of
-from composer_plugins.frameworks.trl import (
-    LOSS_OPTIONS,
-    MODES,
-    MODES_IN_WORDS,
-    OTHER_LOSSES,
-    TOKEN_WEIGHTS,
-    TRL,
-)
+from composer_plugins.frameworks.trl import MODES, MODES_IN_WORDS, OTHER_LOSSES, TOKEN_WEIGHTS, TRL
 from composer_plugins.losses.choosing import Choice
-from composer_plugins.objective.options import not_read
+from composer_plugins.objective.asking import ask
 from composer_plugins.objective.rules import cut_sampling
 
 TRL_LOSS = "trl"  # the value of `policy` that keeps TRL's own policy loss
 PARAMS = ("policy_params", "hint_params", "replay_params")
 HINT_SOURCES = ("column", "environment", "successful_rollout")
 
-# Options of ours that the other frameworks have.
-NOT_AVAILABLE = dict.fromkeys(
-    ("advantage", "advantage_params"), "TRL computes the advantages (scale_rewards, reward_weights ...)"
-)
-NOT_AVAILABLE |= dict.fromkeys(
-    ("rollout_correction", "rollout_correction_params"), "TRL corrects for vLLM itself"
-)
-NOT_AVAILABLE |= {
-    "old_policy": "TRL keeps the old policy's log-probabilities itself",
-    "hint_estimator": "sampled_token has it as a parameter: hint_params={'estimator': 'k2'}",
-    "hint_top_k": "TRL compares whole distributions, or hint_params={'top_k': 100}",
-    "hint_t_start": "TAID's t is constant here: hint_params={'t': 0.5}",
-    "use_successful_as_teacher": "hint_source='successful_rollout' stands for True, and 'column' for False",
-}
-
 
 def unknown_option(name: str, known: Iterable[str], given: Mapping[str, Any]) -> ConfigError:
     """The error for an option that does not exist, beside those that are given."""
-    if name in NOT_AVAILABLE:
-        return not_available(name, NOT_AVAILABLE[name])
+    if name in TRL.unavailable:
+        why, remedy = TRL.unavailable[name]
+        return ConfigError(name, f"it is not available here, because {why}", remedy)
     return config.unknown_option(name, known, given.get("policy"))
 
 
@@ -73,9 +52,10 @@ class Resolved(NamedTuple):
     policy: Choice | None  # None with policy="trl"
     mode: str  # how our policy loss is reduced, a key of `MODES_IN_WORDS`
     mode_source: str  # what decided so
-    hint: Choice
-    replay: Choice
+    hint: Choice | None
+    replay: Choice | None
     hints: HintSource  # where hints come from
+    findings: tuple[Finding, ...]  # what is probably not meant
 
 
 @dataclass
@@ -226,44 +206,41 @@ class ComposerGRPOConfig(GRPOConfig):
 
     def _resolve(self) -> Resolved:
         """Read the options; one ConfigError with all that cannot be understood."""
-        wrong, composer, hints = Findings(), None, None
-        with wrong.collected():
-            composer = self._composer_config()
-        policy = None
-        if composer is not None and composer.policy != TRL_LOSS:
-            policy = composer.choose_policy(TRL_LOSS)
-            wrong += not_read(
-                TRL, policy.loss, composer.policy_params, upstream.moved(self), "policy_params={!r}".format
-            )
-            policy = policy.with_optional("log_weights") if upstream.corrects_rollouts(self) else policy
-        with wrong.collected():
+        values = {name: getattr(self, name) for name in ComposerConfig.model_fields if hasattr(self, name)}
+        values |= {name: {} for name in PARAMS if values[name] is None}
+        given = {name: x for name, x in values.items() if name in self._given()}
+        moved = upstream.moved(self)
+        how: Any = {"defaults": values, "framework_loss": TRL_LOSS, "inert": "warning"}
+        (asked, found), hints = ask(TRL, given, moved, **how), None
+        with found.collected():
             hints = self._hint_source()
         if not isinstance(self.fused_linear, bool):
             problem = f"it is {self.fused_linear!r}"
-            wrong.append(Finding("error", "fused_linear", problem, "set it to True or to False"))
-        enforce(wrong)
-        assert composer is not None and hints is not None
+            found.append(Finding("error", "fused_linear", problem, "set it to True or to False"))
+        found.refuse()
+        assert asked is not None and hints is not None
+        policy = asked.chosen
+        if policy is not None and upstream.corrects_rollouts(self):
+            policy = policy.with_optional("log_weights")
         mode, source = self._mode(policy) if policy is not None else ("", "")
-        return Resolved(
-            composer, policy, mode, source, composer.choose_hint(), composer.choose_replay(), hints
-        )
+        return Resolved(asked.config, policy, mode, source, asked.hint, asked.replay, hints, tuple(found))
+
+    def _given(self) -> list[str]:
+        """The options of ours that are not at their default."""
+        defaults = {one.name: one.default for one in fields(ComposerGRPOConfig)}
+        names = [*ComposerConfig.model_fields, "hint_source", *RolloutOptions.model_fields]
+        return [name for name in names if name in defaults and getattr(self, name) != defaults[name]]
 
     def findings(self) -> Iterator[Finding]:
         """Yield what is wrong with the options, and what has no effect."""
         found = self.resolved
-        config, policy = found.composer, found.policy
-        wrong = Findings()
-        for choice in filter(None, (policy, found.hint, found.replay)):
-            with wrong.collected():
-                TRL.require(choice)
-        findings = [*self._without_effect(config)]
+        config, policy, wrong = found.composer, found.policy, Findings()
+        findings = [*found.findings, *self._without_effect(config)]
         takes_rollout = policy is not None and "rollout_logprobs" in policy.loss.needs
         if self.use_vllm and (takes_rollout or upstream.corrects_rollouts(self)):
             findings += cut_sampling(vars(self).get)
         if policy is not None:
             wrong += self._wrong_options_beside(policy, found.mode)
-            if config.policy_weight != 0:
-                findings += unlikely(policy)
         if self.remove_unused_columns and (config.hint_weight or config.replay_weight):
             problem = "it is True, which drops the columns that the hint and replay channels read"
             remedy = "leave it False, TRL's default for GRPO"
@@ -301,11 +278,6 @@ class ComposerGRPOConfig(GRPOConfig):
                 problem = f"{value!r} is not JSON: {error}"
                 raise ConfigError(name, problem, 'write it as {"beta": 0.5}') from None
 
-    def _composer_config(self) -> ComposerConfig:
-        values = {name: getattr(self, name) for name in ComposerConfig.model_fields if hasattr(self, name)}
-        values |= {name: {} for name in PARAMS if values[name] is None}
-        return ComposerConfig.parse(values, framework_loss=TRL_LOSS)
-
     @property
     def changes_loss(self) -> bool:
         """Whether the loss is not TRL's own."""
@@ -332,10 +304,7 @@ class ComposerGRPOConfig(GRPOConfig):
 
         A weight that is 0 may be set to 0, so this is not an error.
         """
-        defaults = {one.name: one.default for one in fields(ComposerGRPOConfig)}
-        names = [*ComposerConfig.model_fields, "hint_source", *RolloutOptions.model_fields]
-        given = [name for name in names if name in defaults and getattr(self, name) != defaults[name]]
-        yield from config.without_effect(given, "warning")
+        given = self._given()
         inert: dict[str, tuple[str, Any]]  # the option, and its value, that an inert option needs
         inert = dict.fromkeys(RolloutOptions.model_fields, ("hint_source", "successful_rollout"))
         if self.hint_source == "successful_rollout":
@@ -349,14 +318,7 @@ class ComposerGRPOConfig(GRPOConfig):
                 problem = f"it has no effect, because {key} is {getattr(self, key)!r}"
                 yield Finding("warning", name, problem, f"set {key} to {value!r}, or remove it")
         if config.policy_weight == 0:
-            of_policy: list[str] = [name for name in ("policy", "policy_params") if name in given]
-            for name, one in LOSS_OPTIONS.items():
-                if one.is_of_the_policy and getattr(self, name, None) not in (
-                    None,
-                    upstream.DEFAULTS.get(name),
-                ):
-                    of_policy.append(name)
-            for name in of_policy:
+            for name in (name for name in ("policy", "policy_params") if name in given):
                 problem = "it has no effect, because policy_weight is 0"
                 yield Finding("warning", name, problem, "set policy_weight above 0, or remove it")
         if not self.fused_linear and not (config.hint_weight or config.replay_weight):

@@ -27,7 +27,7 @@ from composer_plugins.objective.keys import (
     check_flag,
     check_tables,
     not_carried,
-    not_understood,
+    not_looked_at,
 )
 from composer_plugins.objective.objective import (
     KL,
@@ -147,7 +147,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
 
 def unread(table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:
     """The keys of a config that are not looked at."""
-    return not_understood(table, READ | VERL.not_carried.keys())
+    return not_looked_at(table, READ | VERL.not_carried.keys())
 
 
 def release(version: str | None = None, table: Mapping[str, Any] = NOTHING) -> str:

@@ -92,8 +92,7 @@ class Option:
     """An option of a framework that its loss reads, and what it does beside a loss of ours.
 
     The first of `sets` that fits the loss says which parameters it sets. Otherwise `objective` names what
-    else of the objective it sets, `effect` says what it does, or `without_effect` why it does nothing. A
-    value equal to `default` counts as not set, so that a loss keeps its own.
+    else of the objective it sets, or `effect` says what it does.
     """
 
     key: str  # as it is written in the framework's config, below the table of its kind
@@ -104,12 +103,7 @@ class Option:
     objective: str = ""
     conversion: Conversion = SAME  # of its value into that field's
     effect: str = ""
-    adds_a_term: bool = False  # whether it chooses the policy loss, or belongs to a term that is added to it
-    without_effect: str = ""  # why the framework's own losses do not read it either: a warning
-    instead: str = ""  # what to set where a loss has no such parameter
-    fulfilled_by: tuple[str, ...] = ()  # losses that always do what a value other than the default asks for
     fallback: str = ""  # the option that is read where this one is null
-    remark: str = ""  # what a user should know of a value beside what it sets
     # The option of the same kind beside which alone it is read, and the value that it needs there; None is
     # any value but null and False.
     only_with: tuple[str, Any] | None = None
@@ -117,17 +111,12 @@ class Option:
     @property
     def acts_by_parameters(self) -> bool:
         """Whether it acts on a loss of ours by setting parameters only."""
-        return not (self.effect or self.objective or self.without_effect)
+        return not (self.effect or self.objective)
 
     def is_read_beside(self, value: Any) -> bool:
         """Whether it is read where the option of `only_with` has this value."""
         needed = self.only_with[1] if self.only_with else None
         return bool(value == needed) if needed is not None else value not in (None, False)
-
-    @property
-    def is_of_the_policy(self) -> bool:
-        """Whether the weight of the policy loss scales it."""
-        return self.kind == "policy" and (bool(self.sets) or self.adds_a_term)
 
     def values(self, loss: Loss, value: Any) -> dict[str, Any]:
         """The parameters of a loss that the option sets at this value; empty if the loss has none of them."""
@@ -186,7 +175,6 @@ class Framework:
     # Keys that bear on the loss and that an Objective has no field for, with the values that change nothing;
     # and keys without a bearing on the loss. Each stands for everything below it.
     not_carried: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    no_bearing: frozenset[str] = frozenset()
     release: str = ""  # the release whose options the table has
     package: str = ""  # what is imported; "" where it is run from a checkout, because no index has it
     install: str = ""  # how to install it, for a message
@@ -317,18 +305,6 @@ class Framework:
     def option(self, key: str, kind: Kind = "policy") -> Option:
         """The option of this key."""
         return next(one for one in self.options_of(kind) if one.key == key)
-
-
-def with_tables(key: str) -> list[str]:
-    """A dotted key and the tables that it stands in, the nearest first."""
-    return [key.rsplit(".", cut)[0] for cut in range(key.count(".") + 1)]
-
-
-def keys_in(tables: Mapping[str, str]) -> frozenset[str]:
-    """Dotted keys, which are written as names by the table that has them; those of "" are at the top."""
-    return frozenset(
-        f"{table}.{name}".lstrip(".") for table, names in tables.items() for name in names.split()
-    )
 
 
 def other_names(loss: Loss, frameworks: Iterable[Framework]) -> dict[str, dict[str, Conversion]]:

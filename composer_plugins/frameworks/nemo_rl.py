@@ -80,8 +80,8 @@ UNAVAILABLE = {
 
 MODES = {True: "token-mean", False: "seq-mean-token-mean"}
 OPTIONS = (
-    _option("ratio_clip_min", 0.2, *LOW, Sets(("clip_low",), ("cispo",)), fulfilled_by=("reinforce",)),
-    _option("ratio_clip_max", 0.2, *HIGH, Sets(("clip_high",), ("cispo",)), fulfilled_by=("reinforce",)),
+    _option("ratio_clip_min", 0.2, *LOW, Sets(("clip_low",), ("cispo",))),
+    _option("ratio_clip_max", 0.2, *HIGH, Sets(("clip_high",), ("cispo",))),
     _option("ratio_clip_c", None, *DUAL),
     _option("token_level_loss", True, objective="mode", conversion=Conversion(values=MODES)),
     _option(

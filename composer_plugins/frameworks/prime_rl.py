@@ -14,17 +14,10 @@ MODE = "token-mean"  # which that is
 
 # --- Its losses ----------------------------------------------------------------------------------------
 
-NO_MASK = "a value of 1 or more masks nothing"
-
 
 def _option(key: str, default: float, *parameters: str) -> Option:
     """An option that sets the parameter of its own name, or, a bound, these."""
-    return Option(
-        key=key,
-        default=default,
-        sets=(Sets(parameters or (key,)),),
-        remark=NO_MASK if parameters else "",
-    )
+    return Option(key=key, default=default, sets=(Sets(parameters or (key,)),))
 
 
 _TAUS = _option("adv_tau", 1.0), _option("kl_tau", 1e-3)

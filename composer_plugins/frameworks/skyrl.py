@@ -188,7 +188,7 @@ ACTING = (
     ),
     Option(key=Key.LENGTH, objective="length", only_with=(Key.REDUCTION, NORM)),
     *(
-        Option(key=key, default=default, effect=OWN_TERM, adds_a_term=True)
+        Option(key=key, default=default, effect=OWN_TERM)
         for key, default in ((Key.USE_KL, True), (Key.KL_IN_REWARD, False), (Key.USE_ENTROPY, False))
     ),
     Option(key=Key.KL_COEF, default=0.001, objective="kl.weight"),

@@ -87,7 +87,7 @@ OPTIONS = (
         conversion=Conversion(values={False: "rollout engine", True: "trainer"}),
     ),
     _option("entropy_coef", 0.0, objective="entropy"),
-    _option("use_kl_loss", False, adds_a_term=True, effect="adds a KL to the loss"),
+    _option("use_kl_loss", False, effect="adds a KL to the loss"),
     _option("kl_loss_coef", 0.0, objective="kl.weight", only_with=("use_kl_loss", True)),
     _option("kl_loss_type", "k1", kind="kl", effect="chooses the KL"),
     _option("use_unbiased_kl", False, kind="kl", effect="multiplies the KL by the ratio"),

@@ -71,10 +71,7 @@ def _sets(key: str, default: float, parameter: str, *losses: str) -> Option:
 
 def _acts(effect: str, **defaults: object) -> tuple[Option, ...]:
     """Options with the same effect, each with its default."""
-    adds = effect in (CHOOSES, OWN_TERM)
-    return tuple(
-        Option(key=key, default=default, effect=effect, adds_a_term=adds) for key, default in defaults.items()
-    )
+    return tuple(Option(key=key, default=default, effect=effect) for key, default in defaults.items())
 
 
 # Every option that TRL reads for the loss of a batch: in `_compute_loss`, in the methods it calls, and in
@@ -218,6 +215,21 @@ class OwnPolicy(NamedTuple):
 TRAINERS_WITH_A_POLICY = {"GMPOTrainer": OwnPolicy("gmpo", {"epsilon": 0.4})}
 
 
+_REWARDS = "TRL computes the advantages", "remove it, and set scale_rewards or reward_weights"
+_VLLM = "TRL corrects for vLLM itself", "remove it"
+UNAVAILABLE = {
+    **dict.fromkeys(("advantage", "advantage_params"), _REWARDS),
+    **dict.fromkeys(("rollout_correction", "rollout_correction_params"), _VLLM),
+    "old_policy": ("TRL keeps the old policy's log-probabilities itself", "remove it"),
+    "hint_estimator": ("sampled_token has it as a parameter", "set hint_params={'estimator': 'k2'}"),
+    "hint_top_k": ("TRL compares whole distributions", "remove it, or set hint_params={'top_k': 100}"),
+    "hint_t_start": ("TAID's t is constant here", "set hint_params={'t': 0.5}"),
+    "use_successful_as_teacher": (
+        "hint_source='successful_rollout' stands for True, and 'column' for False",
+        "set hint_source",
+    ),
+}
+
 TRL = Framework(
     name="trl",
     title="TRL",
@@ -232,6 +244,7 @@ TRL = Framework(
     denominators={name: mode for name, (_, _, mode) in LOSS_TYPES.items()},
     options=OPTIONS,
     names=NAMES,
+    unavailable=UNAVAILABLE,
     provides={
         "policy": frozenset({"logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"}),
         "divergence": frozenset(

@@ -188,7 +188,6 @@ OPTIONS = (
             default=default,
             objective="mode" if key == "loss_agg_mode" else "",
             effect=effect,
-            adds_a_term=effect == OWN_TERM,
         )
         for kind, effect, defaults in ACTING
         for key, default in defaults.items()

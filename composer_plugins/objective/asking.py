@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from composer_plugins.config import ComposerConfig, scaled_hint, unlikely, what_to_set
 from composer_plugins.errors import ConfigError
-from composer_plugins.findings import Finding, Findings
+from composer_plugins.findings import Finding, Findings, Severity
 from composer_plugins.frameworks.contract import NOTHING, Framework
 from composer_plugins.losses.choosing import Choice, find_one
 from composer_plugins.losses.row import Kind, Loss
@@ -18,10 +18,16 @@ class Asked(NamedTuple):
     """The losses that a user's options ask for, checked; None for a channel without a weight."""
 
     config: ComposerConfig
-    choice: Choice  # of the kind that was asked for: the policy loss, or the advantage
+    chosen: Choice | None  # the policy loss, or the advantage; None for the framework's own policy loss
     correction: Choice | None
     hint: Choice | None
     replay: Choice | None
+
+    @property
+    def choice(self) -> Choice:
+        """The loss of the kind that was asked for, which is one of ours."""
+        assert self.chosen is not None
+        return self.chosen
 
     @property
     def learns_from_reference(self) -> bool:
@@ -42,9 +48,11 @@ def ask(
     kind: Kind = "policy",
     name: str | None = None,
     own: str = "",
+    framework_loss: str | None = None,
     defaults: Mapping[str, Any] = NOTHING,
     model: type[ComposerConfig] = ComposerConfig,
     at: str = "",
+    inert: Severity = "error",
     write: Callable[[str, Any], str] = lambda option, value: f"{option}={value!r}",
 ) -> tuple[Asked | None, Findings]:
     """What our options ask for in a framework, and all that is wrong or probably not meant.
@@ -52,8 +60,9 @@ def ask(
     `ours` are the options as the user has written them, which stand below the key `at` of the config, and
     `moved` the framework's own that are not at the default of its installed config class. `name` is the loss
     in a registered name (`composer/<name>`). `own` is the framework's own loss, beside which the user has to
-    name one of ours. `defaults` are the framework's defaults of our options, `model` the options that it has,
-    and `write` writes an option as the user does. The losses are None where an error leaves them open.
+    name one of ours, and `framework_loss` the value of `policy` that keeps it. `defaults` are the framework's
+    defaults of our options, `model` the options that it has, and `write` writes an option as the user does.
+    `inert` is the severity of an option without effect. The losses are None where an error leaves them open.
     """
     found, theirs, kept = Findings(), Findings(), dict(ours)
     first: dict[str, Any] = {kind: own} if own else {}
@@ -76,14 +85,14 @@ def ask(
     if loss is not None and isinstance(params, Mapping):
         theirs += not_read(framework, loss, params, moved, partial(write, f"{kind}_params"))
     with found.collected():
-        config = model.parse(values, unavailable=framework.unavailable)
-        asked = _chosen(framework, config, kind)
-        found += config.without_effect(values.keys() & ours.keys())
+        config = model.parse(values, framework_loss=framework_loss, unavailable=framework.unavailable)
+        asked = _chosen(framework, config, kind, framework_loss)
+        found += config.without_effect(values.keys() & ours.keys(), inert)
         for choice in filter(None, asked[1:]):
             with found.collected():
                 framework.require(choice)
-        found += _findings(asked) if kind == "policy" else ()
-        found += unlikely(asked.choice)
+        found += _findings(asked) if kind == "policy" and asked.chosen else ()
+        found += unlikely(asked.chosen) if asked.chosen and config.policy_weight else ()
     return asked, Findings([*theirs, *(one.under(at) if at else one for one in found)])
 
 
@@ -100,14 +109,15 @@ def _sets(loss: Loss, option: str) -> bool:
     return option in loss.parameters or bool(what_to_set(loss, option))
 
 
-def _chosen(framework: Framework, config: ComposerConfig, kind: Kind) -> Asked:
+def _chosen(framework: Framework, config: ComposerConfig, kind: Kind, framework_loss: str | None) -> Asked:
     """The losses of a config. Of an advantage nothing else is looked up."""
     if kind == "advantage":
         return Asked(config, config.choose_advantage(), None, None, None)
     hint = config.choose_hint() if config.hint_weight else None
     has_pairs = config.replay_weight and "preference" in framework.provides
     replay = config.choose_replay() if has_pairs else None
-    return Asked(config, config.choose_policy(), config.choose_rollout_correction(), hint, replay)
+    policy = config.choose_policy(framework_loss) if config.policy != framework_loss else None
+    return Asked(config, policy, config.choose_rollout_correction(), hint, replay)
 
 
 def _findings(asked: Asked) -> Iterator[Finding]:

@@ -33,9 +33,6 @@ def not_looked_at(config: Mapping[str, Any], known: Collection[str], above: str 
             yield key
 
 
-not_understood = not_looked_at
-
-
 def grouped(keys: Collection[str]) -> str:
     """Keys in a line, with their number below each table: "data.* (12), trainer.* (20), seed"."""
     tables = Counter(key.partition(".")[0] for key in keys)

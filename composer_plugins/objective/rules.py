@@ -71,14 +71,3 @@ def cut_sampling(value_of: Callable[[str], Any], above: str = "") -> Iterator[Fi
             problem += "distribution than the trainer's, and the ratio of the two is not 1 for equal weights"
             remedy = f"set it to {neutral[-1]}, or choose a loss and a correction without that ratio"
             yield Finding("warning", f"{above}{name}", problem, remedy)
-
-
-def advantage_of_another_paper(policy: Choice, used: str, key: str, remedy: str) -> Iterator[Finding]:
-    """Yield a warning where the policy loss was published with another advantage than the one in use.
-
-    `used` is the advantage's name here; "" where it is none of the catalogue's. A dialect is as its upstream.
-    """
-    wanted = policy.loss.advantage
-    if wanted and used not in ("", wanted) and ":" not in used and not policy.upstream:
-        problem = f"it is {used!r}, and the advantage in the paper of {policy.name!r} is {wanted!r}"
-        yield Finding("warning", key, problem, remedy)

@@ -180,5 +180,4 @@ def of_prime_rl() -> str:
 def _set_by(own: NamedLoss, option: Option) -> str:
     """What the option sets here."""
     loss = find_one(own.row, "policy").loss
-    found = ", ".join(f"`policy_params.{name}`" for name in contract.parameters_of(option.sets, loss))
-    return "; ".join(filter(None, (found, option.remark)))
+    return ", ".join(f"`policy_params.{name}`" for name in contract.parameters_of(option.sets, loss))
