@@ -23,6 +23,7 @@ from composer_plugins.frameworks.trl import (
     VLLM_WEIGHTS,
 )
 from composer_plugins.losses.choosing import Choice, choose
+from composer_plugins.objective.asking import is_of, named
 from composer_plugins.objective.keys import (
     COUNT,
     NUMBER,
@@ -158,8 +159,11 @@ def render(table: Mapping[str, Any]) -> str:
 
 def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice, list[Finding]]:
     """The options of the loss, the policy loss, where it is TRL's own too, and what does not hold."""
+    loss = named(table, "policy") if "policy" in table else None
     for name in table:
-        if name.startswith(("hint_", "replay_", "policy_")) and name not in OWN:
+        of_loss = loss is not None and name not in KNOWN and is_of(loss, name)
+        is_ours = name.startswith(("hint_", "replay_", "policy_")) and name not in OWN
+        if is_ours or of_loss or name in TRL.unavailable:
             raise unknown_option(name, OWN, table)
     values = {name: value for name, value in table.items() if name in NAMES}
     for name in BOOLEANS & values.keys():

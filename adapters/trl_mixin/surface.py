@@ -208,10 +208,10 @@ class ComposerGRPOConfig(GRPOConfig):
         """Read the options; one ConfigError with all that cannot be understood."""
         values = {name: getattr(self, name) for name in ComposerConfig.model_fields if hasattr(self, name)}
         values |= {name: {} for name in PARAMS if values[name] is None}
-        given = {name: x for name, x in values.items() if name in self._given()}
-        moved = upstream.moved(self)
-        how: Any = {"defaults": values, "framework_loss": TRL_LOSS, "inert": "warning"}
-        (asked, found), hints = ask(TRL, given, moved, **how), None
+        given, moved = self._given(), upstream.moved(self)
+        ours = {name: x for name, x in values.items() if name in given}
+        how: Any = {"defaults": values, "framework_loss": TRL_LOSS, "given": given, "inert": "warning"}
+        (asked, found), hints = ask(TRL, ours, moved, **how), None
         with found.collected():
             hints = self._hint_source()
         if not isinstance(self.fused_linear, bool):

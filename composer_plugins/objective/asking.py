@@ -1,6 +1,6 @@
 """`ask`: the one way from a user's options to the losses that run, in every framework."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -52,6 +52,7 @@ def ask(
     defaults: Mapping[str, Any] = NOTHING,
     model: type[ComposerConfig] = ComposerConfig,
     at: str = "",
+    given: Collection[str] | None = None,
     inert: Severity = "error",
     write: Callable[[str, Any], str] = lambda option, value: f"{option}={value!r}",
 ) -> tuple[Asked | None, Findings]:
@@ -62,16 +63,18 @@ def ask(
     in a registered name (`composer/<name>`). `own` is the framework's own loss, beside which the user has to
     name one of ours, and `framework_loss` the value of `policy` that keeps it. `defaults` are the framework's
     defaults of our options, `model` the options that it has, and `write` writes an option as the user does.
-    `inert` is the severity of an option without effect. The losses are None where an error leaves them open.
+    `inert` is the severity of an option of `given`, or of `ours`, without effect. The losses are None where
+    an error leaves them open.
     """
     found, theirs, kept = Findings(), Findings(), dict(ours)
     first: dict[str, Any] = {kind: own} if own else {}
     registered: dict[str, Any] = {kind: name} if name else {}
     values = {**first, **defaults, **registered, **kept}
     loss = named(values, kind) if moved or {*kept} - {*model.model_fields} else None
-    for option, (why, remedy) in framework.unavailable.items():
-        is_parameter = option not in model.model_fields and loss is not None and _sets(loss, option)
-        if option in kept and not is_parameter and (value := values.pop(option)) not in (None, False, 0, {}):
+    for option in kept.keys() & framework.unavailable.keys():
+        why, remedy = framework.unavailable[option]
+        is_parameter = option not in model.model_fields and loss is not None and is_of(loss, option)
+        if not is_parameter and (value := values.pop(option)) not in (None, False, 0, {}):
             found.append(Finding("error", option, f"it is {value!r}, and {why}", remedy))
     if own and kind not in ours:
         remedy = f"name a loss: {write(kind, own)} is {framework.title}'s own"
@@ -87,7 +90,7 @@ def ask(
     with found.collected():
         config = model.parse(values, framework_loss=framework_loss, unavailable=framework.unavailable)
         asked = _chosen(framework, config, kind, framework_loss)
-        found += config.without_effect(values.keys() & ours.keys(), inert)
+        found += config.without_effect(values.keys() & ours.keys() if given is None else given, inert)
         for choice in filter(None, asked[1:]):
             with found.collected():
                 framework.require(choice)
@@ -104,7 +107,7 @@ def named(values: Mapping[str, Any], kind: Kind) -> Loss | None:
     return None
 
 
-def _sets(loss: Loss, option: str) -> bool:
+def is_of(loss: Loss, option: str) -> bool:
     """Whether an option is a parameter of the loss, here or in another framework."""
     return option in loss.parameters or bool(what_to_set(loss, option))
 
