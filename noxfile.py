@@ -175,6 +175,7 @@ def kernels(session: nox.Session) -> None:
     names = ("kernels", "losses", "frameworks", "objective", "tools", "package", "golden", "live/prime_rl")
     names += ("adapters/prime_rl_plugin", "adapters/verl_plugin/without_verl", "adapters/tinker_loss")
     names += ("adapters/skyrl_loss/without_skyrl",)
+    names += ("recipes/prime_rl",)
     names += ("adapters/nemo_rl_loss", "adapters/slime_loss", "adapters/torchtitan_loss")
     pytest(session, *names, without="adapters/tinker_loss/with_sdk")
 

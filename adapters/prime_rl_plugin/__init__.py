@@ -10,7 +10,7 @@
 `import_path` names a function of this file. PRIME-RL calls it once per sequence of a packed micro-batch, adds
 up the results and divides them by a count of its own. The function therefore returns a sum over tokens.
 
-`stamps` and `stored_stamps` bring hints and pairs to the loss, and `store` keeps them. `upstream` has what
+`stamps` brings hints and pairs to the loss, as recipes/prime_rl does from a store. `upstream` has what
 the adapter relies on in PRIME-RL, v0.8.0 to @559b447. The user's page is docs/prime_rl.md.
 """
 

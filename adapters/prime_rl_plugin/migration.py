@@ -60,7 +60,8 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
 }
 FILTERS = (f"{OF_ALL}.pre_batch_filters", f"{OF_ALL}.post_batch_filters")
 FILTERED_BY_ADVANTAGE = "zero_advantage"  # a filter that drops what trains nothing
-OUR_FILTER = f"{MODULE}.stored_stamps.echo_filter"  # which selects nothing for echo's cross-entropy
+# It selects nothing for echo's cross-entropy.
+OUR_FILTER = "composer_plugins.recipes.prime_rl.stored_stamps.echo_filter"
 NAMED = {*NOT_CARRIED, *FILTERS, f"{OF_ALL}.algo.filter", f"{SOURCE}.algo.filter", f"{SOURCE}.name"}
 NAMED |= {f"{SOURCE}.{name}" for name in (*READ, *OF_SOURCE)}
 NAMED |= {f"{OF_ALL}.algo.type", f"{OF_ALL}.group_size", f"{SAMPLES}.sampling.temperature"}

@@ -11,7 +11,7 @@ or `Env.finalize`, and PRIME-RL's algorithms leave the stamps as they are:
 
 A token has one reference and one weight. It therefore belongs to a hint or to a pair, not to both. Set
 `[orchestrator.train] filter_zero_advantages = false`: otherwise PRIME-RL drops groups of equal rewards with
-their stamps. `stored_stamps` stamps from a store, and serves PRIME-RL 0.8.
+their stamps. `stored_stamps` of recipes/prime_rl stamps from a store, and serves PRIME-RL 0.8.
 """
 
 import math

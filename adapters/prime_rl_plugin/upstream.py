@@ -175,7 +175,7 @@ def check_node_type(node_type: type) -> None:
             node_type.__name__,
             f"there is no {' and no '.join(absent)}, which verifiers has since {VERIFIERS_SINCE}, and which "
             f"PRIME-RL passes on since {NODES_SINCE}",
-            "upgrade, or with PRIME-RL 0.8 use stored_stamps.echo_filter",
+            "upgrade, or with PRIME-RL 0.8 use echo_filter of recipes.prime_rl",
         )
 
 

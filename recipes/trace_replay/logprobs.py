@@ -96,7 +96,7 @@ def write_references(scores: Iterable[Score], path: Path, *, last_token: int | N
     therefore have the policy's tokenizer and chat template. `last_token` is the id with which the policy
     ends its turn. What a template writes after it is left out, because the policy does not sample it.
     """
-    from composer_plugins.adapters.prime_rl_plugin.store import StoreWriter  # its package loads torch
+    from composer_plugins.recipes.prime_rl.store import StoreWriter  # its package loads torch
 
     names, number = set[str](), 0
     with StoreWriter(path) as writer:

@@ -55,10 +55,10 @@ algo.type = "grpo"
 """
 SOURCE = "[[orchestrator.train.source]]\n"
 FILTER = '[[orchestrator.post_batch_filters]]\ntype = "gibberish"\nenforce = false'
-OUR_ECHO = f"""
+OUR_ECHO = """
 [orchestrator.algo]
 type = "echo"
-filter = {{ import_path = "{MODULE}.stored_stamps.echo_filter", kwargs.store = "s" }}
+filter = { import_path = "composer_plugins.recipes.prime_rl.stored_stamps.echo_filter", kwargs.store = "s" }
 """
 
 

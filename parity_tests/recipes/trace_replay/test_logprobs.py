@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from composer_plugins.adapters.prime_rl_plugin.store import Store
-from composer_plugins.adapters.prime_rl_plugin.stored_stamps import stamp_from_store
 from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.recipes.prime_rl.store import Store
+from composer_plugins.recipes.prime_rl.stored_stamps import stamp_from_store
 from composer_plugins.recipes.trace_replay import asking, logprobs
 from composer_plugins.recipes.trace_replay.journal import Journal, Score
 from parity_tests.rigs.prime_rl_nodes import Branch, Trace, answer, prompt

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from composer_plugins.adapters.prime_rl_plugin.stamps import check_trace
-from composer_plugins.adapters.prime_rl_plugin.store import Store, StoreWriter
-from composer_plugins.adapters.prime_rl_plugin.stored_stamps import echo_filter, stamp_from_store
 from composer_plugins.adapters.prime_rl_plugin.values import REPLAY
 from composer_plugins.errors import ComposerError, ConfigError
 from composer_plugins.findings import ComposerWarning
+from composer_plugins.recipes.prime_rl.store import Store, StoreWriter
+from composer_plugins.recipes.prime_rl.stored_stamps import echo_filter, stamp_from_store
 from parity_tests.rigs import prime_rl_nodes as double
 from parity_tests.rigs.prime_rl_nodes import Branch, Rollout, Trace, answer, prompt
 

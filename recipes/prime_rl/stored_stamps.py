@@ -3,7 +3,7 @@
     [orchestrator.algo]
     type = "echo"
     [orchestrator.algo.filter]
-    import_path = "composer_plugins.adapters.prime_rl_plugin.stored_stamps.echo_filter"
+    import_path = "composer_plugins.recipes.prime_rl.stored_stamps.echo_filter"
     kwargs = { store = "/shared/pairs.store" }
 
 In PRIME-RL 0.8 nodes cannot carry stamps. The filter of the algorithm "echo" is the only function of
@@ -21,10 +21,10 @@ import numpy as np
 
 from composer_plugins.adapters.prime_rl_plugin import upstream
 from composer_plugins.adapters.prime_rl_plugin.stamps import is_pair
-from composer_plugins.adapters.prime_rl_plugin.store import Kind, Store
 from composer_plugins.adapters.prime_rl_plugin.values import REPLAY, Array, reference_values, stamped
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.findings import ComposerWarning
+from composer_plugins.recipes.prime_rl.store import Kind, Store
 
 FIRST_REPLAY: tuple[Kind, ...] = ("replay", "reference")
 

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from composer_plugins.adapters.prime_rl_plugin import store as module
-from composer_plugins.adapters.prime_rl_plugin.store import Store, StoreWriter
 from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.recipes.prime_rl import store as module
+from composer_plugins.recipes.prime_rl.store import Store, StoreWriter
 from parity_tests.rigs.paths import ROOT
 
 IMPORTS = """
 import os, random, signal, sys, tempfile, time
 import numpy as np
-from composer_plugins.adapters.prime_rl_plugin.store import Store, StoreWriter
+from composer_plugins.recipes.prime_rl.store import Store, StoreWriter
 """
 
 # Record i of flush f, and what it holds: known to the reader without asking the writer.
