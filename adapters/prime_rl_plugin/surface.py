@@ -69,7 +69,7 @@ def parse(
     """What these kwargs of one of our functions ask for, and what is wrong with them, below `key`."""
     fixed = PRESETS[function].options if function in PRESETS else {}
     found = Findings()
-    for option in fixed.keys() & kwargs.keys():
+    for option in [one for one in kwargs if one in fixed]:
         problem = f"the function {function} has chosen {fixed[option]!r} already"
         remedy = f"remove it, or set import_path = {MODULE + '.loss_fn'!r}"
         found.append(Finding("error", f"{key}.{option}", problem, remedy))

@@ -29,7 +29,7 @@ from composer_plugins.objective.per_token import Terms, per_token
 STREAMS = {
     "advantages": ("advantages", "remove --disable-compute-advantages-and-returns"),
     "old_logprobs": ("log_probs", ""),
-    "rollout_logprobs": ("rollout_log_probs", "set --use-tis or --use-rollout-logprobs, which keep them"),
+    "rollout_logprobs": ("rollout_log_probs", "set --use-rollout-logprobs, which keeps them"),
     "ref_logprobs": ("ref_log_probs", "set --ref-load, and --use-kl-loss or --kl-coef"),
     "teacher_logprobs": ("teacher_log_probs", "set --use-opd with --opd-type"),
 }

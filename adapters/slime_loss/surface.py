@@ -21,8 +21,8 @@ FILLED_BY = {
     "ref_logprobs": (("use_kl_loss", "kl_coef"), "set --use-kl-loss with --ref-load, or choose another loss"),
 }
 SGLANG_TEACHER = ".rollout.on_policy_distillation.reward_func"  # of slime and of Miles
-# The attributes of args that decide the loss.
 OF_TEACHER = ("opd_kl_coef", "opd_type", "custom_rm_path")
+# The attributes of args that decide the loss.
 READ = tuple(dict.fromkeys((*ByTable(SLIME).defaults, *SLIME.not_carried, *OF_TEACHER)))
 
 

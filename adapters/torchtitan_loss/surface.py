@@ -22,9 +22,10 @@ def requested(fields: Mapping[str, Any]) -> Asked:
 
     Raises one ConfigError for all that is wrong, and warns of what is probably not intended.
     """
-    key = repr(sorted(fields.items()))
+    ours = {name: fields[name] for name in FIELDS if name in fields}  # a class derived from ours has more
+    key = repr(sorted(ours.items()))
     if key not in _requested:
-        asked, found = parse(fields)
+        asked, found = parse(ours)
         enforce(found)
         assert asked is not None
         _requested[key] = asked
@@ -47,7 +48,7 @@ def of_a_row(policy: Choice) -> Iterator[Finding]:
     from composer_plugins.losses.by_token import depends_on_its_row  # loads torch
 
     try:
-        # Where the row says so, a probe need not see it: of cppo it takes a prefix that has moved far.
+        # A probe can miss it: cppo depends on the other tokens only after a prefix that has moved far.
         declared = policy.loss.per_sequence or policy.loss.over_sequence
         depends = declared or depends_on_its_row(policy)
     except ConfigError:

@@ -139,7 +139,7 @@ def asked(
     wrong, ours = Findings(), dict(node)
     for one in KINDS:
         if (row := name_here(one, str(node.get(one)))) is not None:
-            problem = f"{ours.pop(one)!r} is verl's own name"
+            problem, ours[one] = f"{ours[one]!r} is verl's own name", row
             wrong.append(Finding("error", f"{table}.{one}", problem, f"set {row}, its name here"))
     found, findings = ask(
         VERL, ours, moved, kind=kind, name=name, at=table, write=lambda key, value: write(key, value) + more
@@ -166,6 +166,10 @@ def asked_in_a_run(
     says once in each process which values train, and that verl's own options for them do not.
     """
     found, findings = asked(node, kind, name, moved)
+    if kind == "policy" and name is None and not node:
+        problem = "it is not set where the loss runs, so nothing says which loss 'composer' is"
+        remedy = f"set {NODE}.policy, and {WORKER_OVERRIDES}; or name composer/grpo, or another loss"
+        findings.append(Finding("error", WORKER_NODE, problem, remedy))
     findings.refuse()
     assert found is not None
     choice = found.choice
@@ -204,7 +208,7 @@ class AskedOnce:
 
     def __init__(self, kind: LossKind, name: str | None) -> None:
         self.kind, self.name = kind, name
-        self.state: Any = None  # what was parsed; it holds the values, so that no other gets the id of one
+        self.state: Any = None  # the values that were read last
         self.asked: Asked | None = None
 
     def __call__(self, config: Any, table: Any, mode: str = "") -> tuple[Asked, bool]:

@@ -58,23 +58,26 @@ def ask(
 ) -> tuple[Asked | None, Findings]:
     """What our options ask for in a framework, and all that is wrong or probably not meant.
 
-    `ours` are the options as the user has written them, which stand below the key `at` of the config, and
-    `moved` the framework's own that are not at the default of its installed config class. `name` is the loss
-    in a registered name (`composer/<name>`). `own` is the framework's own loss, beside which the user has to
-    name one of ours, and `framework_loss` the value of `policy` that keeps it. `defaults` are the framework's
-    defaults of our options, `model` the options that it has, and `write` writes an option as the user does.
-    `inert` is the severity of an option of `given`, or of `ours`, without effect. The losses are None where
-    an error leaves them open.
+    `ours` are the options that the user has written, which stand below the key `at` of the config. `moved`
+    are options of the framework's own losses whose value is not their default. `name` is the loss in a
+    registered name (`composer/<name>`). `own` is the framework's own loss, and the user has to name one
+    beside it. With the value `framework_loss` of `policy` the framework keeps its own. `defaults` are the
+    framework's values for our options, `model` the options that there are, and `write` writes one as the user
+    does. An option of `given` (by default of `ours`) that has no effect has the severity `inert`. The losses
+    are None where an error leaves them open.
     """
-    found, theirs, kept = Findings(), Findings(), dict(ours)
+    found, theirs = Findings(), Findings()
     first: dict[str, Any] = {kind: own} if own else {}
     registered: dict[str, Any] = {kind: name} if name else {}
-    values = {**first, **defaults, **registered, **kept}
-    loss = named(values, kind) if moved or {*kept} - {*model.model_fields} else None
-    for option in kept.keys() & framework.unavailable.keys():
+    # What the user has written counts before the registered name, and that before the defaults.
+    values = {**first, **defaults, **registered, **ours}
+    # The row is looked up only where something asks for it: it loads the rows of its kind.
+    loss = named(values, kind) if moved or {*ours} - {*model.model_fields} else None
+    for option in [one for one in ours if one in framework.unavailable]:
         why, remedy = framework.unavailable[option]
-        is_parameter = option not in model.model_fields and loss is not None and is_of(loss, option)
-        if not is_parameter and (value := values.pop(option)) not in (None, False, 0, {}):
+        if option not in model.model_fields and loss is not None and is_of(loss, option):
+            continue
+        if (value := values.pop(option)) not in (None, False, 0, {}):
             found.append(Finding("error", option, f"it is {value!r}, and {why}", remedy))
     if own and kind not in ours:
         remedy = f"name a loss: {write(kind, own)} is {framework.title}'s own"
@@ -87,6 +90,9 @@ def ask(
     params, asked = values.get(f"{kind}_params") or {}, None
     if loss is not None and isinstance(params, Mapping):
         theirs += not_read(framework, loss, params, moved, partial(write, f"{kind}_params"))
+    if theirs and loss is not None:  # what follows is found as if the line of the remedy were pasted
+        with suppress(ConfigError):
+            values[f"{kind}_params"] = {**framework.parameters(loss, moved), **params}
     with found.collected():
         config = model.parse(values, framework_loss=framework_loss, unavailable=framework.unavailable)
         asked = _chosen(framework, config, kind, framework_loss)

@@ -9,10 +9,12 @@ from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding, Findings, enforce
 from composer_plugins.frameworks.contract import Framework
 from composer_plugins.losses.choosing import Choice
-from composer_plugins.objective.asking import ask
+from composer_plugins.objective.asking import Asked, ask
 from composer_plugins.objective.by_table import ByTable
 from composer_plugins.objective.objective import NORM, Objective, channels_of
 from composer_plugins.objective.rules import denominator_of_another
+
+ENGINE = "rollout engine"  # the value of `Objective.old` for its log-probabilities
 
 
 class Trained(NamedTuple):
@@ -68,8 +70,8 @@ def examined(
     trained = None
     with found.collected():
         objective = own.objective(table, asked.choice)
+        found += _twice(framework, objective, asked)
         if asked.correction is not None:
-            found += _twice(objective)
             objective = replace(objective, correction=asked.correction)
         objective = _reduced(objective, framework, found, modes, mode, max_length)
         trained = Trained(asked.config, replace(objective, channels=channels_of(asked.config)))
@@ -91,10 +93,24 @@ def _another(own: ByTable, table: Mapping[str, Any], policy: Choice) -> Iterator
             yield Finding("error", key, problem, "remove one of them")
 
 
-def _twice(objective: Objective) -> Iterator[Finding]:
-    if objective.correction is not None:
-        problem = f"the framework's own options ask for {objective.correction.name!r} already"
+def _twice(framework: Framework, objective: Objective, asked: Asked) -> Iterator[Finding]:
+    """Yield an error where the ratio of trainer to rollout engine would be in the loss two times.
+
+    A loss of the framework's own may stand beside its own correction, as there.
+    """
+    theirs, policy = objective.correction, objective.policy
+    if theirs is not None and asked.correction is not None:
+        problem = f"{framework.title}'s own options ask for {theirs.name!r} already"
         yield Finding("error", "rollout_correction", problem, "remove it, or switch those off")
+    correction = asked.correction or theirs
+    has_ratio = "rollout_logprobs" in policy.loss.needs or (asked.needs_old and objective.old == ENGINE)
+    own = {one.row.partition("@")[0] for one in framework.losses}
+    is_theirs = asked.correction is None and policy.loss.name in own
+    if correction is not None and has_ratio and not is_theirs:
+        problem = f"policy {policy.name!r} has the ratio of trainer to rollout already, and "
+        problem += f"{correction.name!r} would be the second one"
+        remedy = "remove rollout_correction" if asked.correction else f"switch {framework.title}'s off"
+        yield Finding("error", "policy", problem, f"{remedy}, or choose another policy")
 
 
 def _reduced(

@@ -179,7 +179,8 @@ def _findings(
         yield from _without_effect(run, config)
         yield from _read_elsewhere(run, seen)
         policy_loss = run.node(Key.POLICY_LOSS)
-        yield from surface.different_in_the_workers(config, node, policy_loss, seen)
+        if not any(one.severity == "error" for one in more):
+            yield from surface.different_in_the_workers(config, node, policy_loss, seen)
         yield from surface.undelivered(config, delivers=delivers)
     if of_rewards is not None and (config is None or config.policy_weight):
         yield from surface.group_of_one(of_rewards.choice, run.at(Key.GROUP_SIZE))

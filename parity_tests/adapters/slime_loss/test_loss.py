@@ -287,6 +287,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "custom_tis_function_path",
         "would drop it",
     ),
+    "slime's correction of a ratio to the rollout": (
+        {"use_tis": True, "composer": {"policy": "dppo_tv"}},
+        "policy",
+        "would be the second one; switch slime's off",
+    ),
+    "our correction of a ratio to the rollout engine": (
+        {"use_rollout_logprobs": True, "composer": {"policy": "grpo", "rollout_correction": "tis"}},
+        "policy",
+        "would be the second one; remove rollout_correction",
+    ),
     "options that are no table": ({"composer": "cispo"}, "composer", "write a table"),
     "a misspelt option": ({"composer": {"polcy": "cispo"}}, "polcy", "did you mean 'policy'"),
     "gspo with opsm": (

@@ -16,7 +16,7 @@ from parity_tests.rigs.calls import calls
 from parity_tests.rigs.verl_actor import composer_actor
 
 # What reads options, of verl or of ours, and what looks a loss up.
-READS = ("moved", "node_of", "asked_in_a_run", "ComposerConfig.parse", "choose", "not_read")
+READS = ("moved", "node_of", "asked_in_a_run", "ComposerConfig.parse", "choose")
 Loss = Callable[..., tuple[Tensor, dict[str, float]]]
 
 
@@ -48,7 +48,7 @@ def test_a_micro_batch_after_the_first_reads_its_counts_and_no_option(loss: Loss
     config.global_batch_info["batch_num_tokens"] = 16  # verl writes the counts of each micro-batch into it
     found = calls(lambda: called(loss, config))
     assert not [name for name in READS if found[name]], found
-    assert sum(found.values()) <= 42, found.most_common()
+    assert sum(found.values()) <= 44, found.most_common()
     assert called(loss, config) == before / 2
 
 
