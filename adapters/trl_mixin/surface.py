@@ -211,6 +211,7 @@ class ComposerGRPOConfig(GRPOConfig):
         given, moved = self._given(), upstream.moved(self)
         ours = {name: x for name, x in values.items() if name in given}
         how: Any = {"defaults": values, "framework_loss": TRL_LOSS, "given": given, "inert": "warning"}
+        how["write"] = lambda option, value: f"{option}={json.dumps(value)}"  # as Python and as JSON
         (asked, found), hints = ask(TRL, ours, moved, **how), None
         with found.collected():
             hints = self._hint_source()

@@ -77,7 +77,11 @@ def ask(
         why, remedy = framework.unavailable[option]
         if option not in model.model_fields and loss is not None and is_of(loss, option):
             continue
-        if (value := values.pop(option)) not in (None, False, 0, {}):
+        value = values[option]
+        if option.endswith("_weight") and value == 0:  # it switches off a channel, whose options may stay
+            continue
+        del values[option]
+        if value not in (None, False, {}):
             found.append(Finding("error", option, f"it is {value!r}, and {why}", remedy))
     if own and kind not in ours:
         remedy = f"name a loss: {write(kind, own)} is {framework.title}'s own"

@@ -8,6 +8,7 @@ from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
+from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding
 from composer_plugins.frameworks.contract import Framework, Option
 from composer_plugins.losses.choosing import Choice
@@ -49,9 +50,8 @@ def not_read(
     if not own:
         return
     values = dict[str, Any]()
-    for option in own:
-        with suppress(KeyError):  # a value that the framework does not have either
-            values |= option.values(loss, moved[option.key])
+    with suppress(ConfigError):  # a value that the framework, or our loss, does not have either
+        values = framework.parameters(loss, {one.key: moved[one.key] for one in own})
     shown = ", ".join(f"{one.key}={moved[one.key]!r}" for one in own)
     them = "it" if len(own) == 1 else "them"
     what = KINDS[loss.kind].plural.removeprefix("policy ")

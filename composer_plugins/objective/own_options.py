@@ -9,11 +9,13 @@ from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding, Findings, enforce
 from composer_plugins.frameworks.contract import Framework
 from composer_plugins.losses.choosing import Choice
+from composer_plugins.losses.row import Parameter
 from composer_plugins.objective.asking import Asked, ask
 from composer_plugins.objective.by_table import ByTable
 from composer_plugins.objective.objective import NORM, Objective, channels_of
 from composer_plugins.objective.rules import denominator_of_another
 
+LENGTH = Parameter("of completions", low=1)
 ENGINE = "rollout engine"  # the value of `Objective.old` for its log-probabilities
 
 
@@ -134,4 +136,6 @@ def _reduced(
             "it is not set" if mode == NORM else f"it is {max_length!r}, and the mode {mode!r} reads none"
         )
         raise ConfigError("max_length", problem, f"set it with mode={NORM!r} alone")
+    if max_length is not None:
+        LENGTH.check("max_length", max_length, None)
     return replace(objective, mode=mode, length=max_length)

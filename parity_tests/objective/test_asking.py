@@ -1,0 +1,37 @@
+"""`ask`, whatever the framework: an option that is off, a value that is none, the order of what is said."""
+
+from typing import Any
+
+import pytest
+
+from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.nemo_rl import LOSS, NEMO_RL
+from composer_plugins.frameworks.slime import SLIME
+from composer_plugins.objective.asking import ask
+from composer_plugins.objective.own_options import asked
+
+
+@pytest.mark.parametrize("framework", [NEMO_RL, SLIME], ids=lambda one: one.name)
+def test_the_options_of_a_channel_with_the_weight_0_may_stay(framework: Any) -> None:
+    ours = {"policy": "grpo", "replay_weight": 0, "replay_loss": "dpo", "hint_weight": 0.0}
+    assert ask(framework, ours | {"hint_divergence": "jsd"})[1] == []
+
+
+def test_what_a_framework_does_not_have_is_said_in_the_order_of_the_options() -> None:
+    ours = {"policy": "grpo", "replay_weight": 1.0, "old_policy": "rollout", "advantage": "rloo"}
+    found = ask(SLIME, ours)[1]
+    assert [one.key for one in found] == ["replay_weight", "old_policy", "advantage"]
+
+
+@pytest.mark.parametrize("value", ["0.28", None, [0.28], -1.0])
+def test_a_moved_value_that_no_loss_takes_is_not_pasted(value: Any) -> None:
+    (error,) = ask(SLIME, {"policy": "ppo"}, {"eps_clip_high": value})[1]
+    assert repr(value) in error.problem and error.remedy == "remove it"
+
+
+@pytest.mark.parametrize("length", [0, -512, 0.5, True, float("nan"), "10", [1]])
+def test_a_length_that_cannot_divide_is_an_error(length: Any) -> None:
+    how: dict[str, Any] = {"modes": ("seq-mean-token-sum-norm",), "not_ours": {}, "moved": {}}
+    how |= {"mode": "seq-mean-token-sum-norm", "max_length": length}
+    with pytest.raises(ConfigError, match="max_length: it is "):
+        asked(NEMO_RL, {LOSS: {}}, {"policy": "dr_grpo"}, **how)
