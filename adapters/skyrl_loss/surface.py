@@ -8,7 +8,7 @@ from typing import Any
 from composer_plugins.adapters.skyrl_loss.correction import correction_of
 from composer_plugins.adapters.skyrl_loss.upstream import release_of
 from composer_plugins.config import ADVANTAGE_OPTIONS, ComposerConfig, at, entry
-from composer_plugins.errors import near, unknown
+from composer_plugins.errors import ConfigError, near, unknown
 from composer_plugins.findings import Finding, Findings
 from composer_plugins.frameworks import skyrl
 from composer_plugins.frameworks.skyrl import NODE, SKYRL, Key
@@ -66,10 +66,13 @@ class Configs(ByTable):
         key = CHOOSES[kind]
         name = str(self.value(key, table))
         if is_ours(name):
+            if (named := loss_in(name)) and not named.isidentifier():
+                problem = f"it is {name!r}, and a registered name has neither a dialect nor an import path"
+                raise ConfigError(key, problem, f"set {key}=composer, and {NODE}.{kind}={named}")
             moved = self.given(table, kind) if self.moved is None else self.moved
             return asked(at(table, NODE) or {}, kind, loss_in(name), moved)
-        if (named := self.named(kind, table)) is not None:
-            choice = self.with_parameters(named, table)
+        if (own := self.named(kind, table)) is not None:
+            choice = self.with_parameters(own, table)
             return Asked(ComposerConfig.parse({}), choice, None, None, None), Findings()
         losses = [one.options for one in self.framework.losses if one.kind == kind]
         if types := [str(one[Key.DPPO_TYPE]) for one in losses if one[key] == name and Key.DPPO_TYPE in one]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from composer_plugins.adapters.slime_loss.surface import BY_ROLLOUT, NODE, asked_of
+from composer_plugins.adapters.slime_loss.surface import BY_ROLLOUT, NODE, OF_TEACHER, asked_of
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding
 from composer_plugins.frameworks.slime import SLIME
@@ -22,7 +22,7 @@ class Surface(ByTable):
 
     def __init__(self) -> None:
         super().__init__(SLIME)
-        self.KNOWN |= {PATH}
+        self.KNOWN |= {PATH, *OF_TEACHER}
 
     def read(self, table: Mapping[str, Any], version: str | None = None) -> tuple[Objective, list[Finding]]:
         """What slime trains with these arguments."""

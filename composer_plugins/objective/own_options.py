@@ -76,7 +76,9 @@ def examined(
         if asked.correction is not None:
             objective = replace(objective, correction=asked.correction)
         objective = _reduced(objective, framework, found, modes, mode, max_length)
-        trained = Trained(asked.config, replace(objective, channels=channels_of(asked.config)))
+        by = {**objective.denominators, "hint_weight": objective.mode}
+        objective = replace(objective, denominators=by, channels=channels_of(asked.config))
+        trained = Trained(asked.config, objective)
     return trained, found
 
 

@@ -204,3 +204,11 @@ def test_both_are_known_to_every_command() -> None:
 def test_another_training_of_nemo_rl_is_not_taken_for_grpo(kind: str) -> None:
     found = resolve("nemo-rl", {kind: {"seed": 1}, "loss_fn": {"kl_type": "mixed"}, "policy": {}})
     assert found.required().no_policy and not found.findings and not found.unread
+
+
+def test_a_hint_of_slime_is_divided_as_the_policy_loss_and_its_teacher_is_looked_at() -> None:
+    table = {"loss_type": "custom_loss", "calculate_per_token_loss": True, "use_opd": True}
+    table |= {"custom_loss_function_path": "composer_plugins.adapters.slime_loss.loss_fn"}
+    table |= {"opd_type": "megatron", "opd_kl_coef": 0.0, "composer": {"policy": "dapo", "hint_weight": 0.1}}
+    found = resolve("slime", table)
+    assert found.required().denominators["hint_weight"] == "token-mean" and found.unread == ()

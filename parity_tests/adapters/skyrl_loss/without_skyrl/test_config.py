@@ -232,6 +232,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({Key.TIS: "both"}, "unknown level 'both'"),
     ({Key.POLICY: "composer/ppoo"}, "unknown policy loss 'ppoo'"),
     ({Key.POLICY: "composer/clip_cov"}, "a statistic of the whole batch"),
+    ({Key.POLICY: "composer/cispo@skyrl"}, f"set {Key.POLICY}=composer, and {NODE}.policy=cispo@skyrl"),
     ({Key.POLICY: "composer/opd"}, "needs teacher_logprobs, which skyrl does not provide"),
     ({Key.POLICY: "composer/ipo"}, "has a term without the advantages"),
     ({Key.POLICY: "composer/cispo", NODE: {"policy": "ppo"}}, "contradicts the name composer/cispo"),
