@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_plugins.config import at
-from composer_plugins.objective.files import replaced, table_of
+from composer_plugins.objective.files import merged, replaced, table_of
 
 TABLES = ("trainer", "orchestrator", "inference")  # one of them is in a file for `rl`
 LOSS = "loss"  # this one is in a trainer's own file
@@ -30,15 +30,6 @@ def merged_config(files: Sequence[Path], overrides: Sequence[str] = ()) -> dict[
 def as_rl(config: dict[str, Any]) -> dict[str, Any]:
     """The config as an rl.toml has it: the options of a trainer's own file are in its table there."""
     return {"trainer": config} if LOSS in config and not {*TABLES} & config.keys() else config
-
-
-def merged(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Two files merged as PRIME-RL does: tables key by key, where the later file wins, lists as a whole."""
-    out = dict(base)
-    for key, value in other.items():
-        both = isinstance(value, dict) and isinstance(out.get(key), dict)
-        out[key] = merged(out[key], value) if both else value
-    return out
 
 
 def without_none(value: Any, name: str = "") -> Any:

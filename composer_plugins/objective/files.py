@@ -43,18 +43,19 @@ def _with_bases(file: Path, key: str, above: tuple[Path, ...] = ()) -> dict[str,
     table = table_of(file)
     bases, found = table.pop(key, None) or [], dict[str, Any]()
     for base in [bases] if isinstance(bases, str) else bases:
-        found = _merged(found, _with_bases(file.parent / str(base), key, (*above, here)))
+        found = merged(found, _with_bases(file.parent / str(base), key, (*above, here)))
     for name, value in table.items():
         if isinstance(value, dict) and value.pop("_override_", False):
             found.pop(name, None)
-    return _merged(found, table)
+    return merged(found, table)
 
 
-def _merged(below: dict[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+def merged(below: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """Two tables merged key by key: the later value wins, and a list is one value."""
     found = dict(below)
     for name, value in table.items():
         both = isinstance(value, Mapping) and isinstance(found.get(name), dict)
-        found[name] = _merged(found[name], value) if both else value
+        found[name] = merged(found[name], value) if both else value
     return found
 
 
