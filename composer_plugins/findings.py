@@ -55,10 +55,15 @@ class Findings(list[Finding]):
         except ConfigError as error:
             self += Finding.all_from(error.under(prefix) if prefix else error)
 
+    @property
+    def errors(self) -> list[Finding]:
+        """The findings that have to be corrected."""
+        return [one for one in self if one.severity == "error"]
+
     def refuse(self) -> None:
         """Raise one ConfigError with all errors, if there are any; a warning is left to who reads on."""
-        if wrong := [one for one in self if one.severity == "error"]:
-            raise error_of(wrong)
+        if self.errors:
+            raise error_of(self.errors)
 
     def add(self, error: ConfigError) -> None:
         """Add an error that was not raised."""

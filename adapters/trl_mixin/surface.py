@@ -208,11 +208,17 @@ class ComposerGRPOConfig(GRPOConfig):
         """Read the options; one ConfigError with all that cannot be understood."""
         values = {name: getattr(self, name) for name in ComposerConfig.model_fields if hasattr(self, name)}
         values |= {name: {} for name in PARAMS if values[name] is None}
-        given, moved = self._given(), upstream.moved(self)
-        ours = {name: x for name, x in values.items() if name in given}
-        how: Any = {"defaults": values, "framework_loss": TRL_LOSS, "given": given, "inert": "warning"}
-        how["write"] = lambda option, value: f"{option}={json.dumps(value)}"  # as Python and as JSON
-        (asked, found), hints = ask(TRL, ours, moved, **how), None
+        given, hints = self._given(), None
+        asked, found = ask(
+            TRL,
+            {name: x for name, x in values.items() if name in given},
+            upstream.moved(self),
+            defaults=values,
+            framework_loss=TRL_LOSS,
+            given=given,
+            inert="warning",
+            write=lambda option, value: f"{option}={json.dumps(value)}",  # as Python and as JSON
+        )
         with found.collected():
             hints = self._hint_source()
         if not isinstance(self.fused_linear, bool):
@@ -319,9 +325,10 @@ class ComposerGRPOConfig(GRPOConfig):
                 problem = f"it has no effect, because {key} is {getattr(self, key)!r}"
                 yield Finding("warning", name, problem, f"set {key} to {value!r}, or remove it")
         if config.policy_weight == 0:
-            for name in (name for name in ("policy", "policy_params") if name in given):
-                problem = "it has no effect, because policy_weight is 0"
-                yield Finding("warning", name, problem, "set policy_weight above 0, or remove it")
+            problem = "it has no effect, because policy_weight is 0"
+            for name in ("policy", "policy_params"):
+                if name in given:
+                    yield Finding("warning", name, problem, "set policy_weight above 0, or remove it")
         if not self.fused_linear and not (config.hint_weight or config.replay_weight):
             problem = "it has no effect, because hint_weight and replay_weight are 0"
             yield Finding("warning", "fused_linear", problem, "set one of them above 0, or remove it")

@@ -11,7 +11,7 @@ from composer_plugins.findings import Finding, Findings, Severity
 from composer_plugins.frameworks.contract import NOTHING, Framework
 from composer_plugins.losses.choosing import Choice, find_one
 from composer_plugins.losses.row import Kind, Loss
-from composer_plugins.objective.options import not_read
+from composer_plugins.objective.options import as_keyword, not_read
 
 
 class Asked(NamedTuple):
@@ -54,7 +54,7 @@ def ask(
     at: str = "",
     given: Collection[str] | None = None,
     inert: Severity = "error",
-    write: Callable[[str, Any], str] = lambda option, value: f"{option}={value!r}",
+    write: Callable[[str, Any], str] = as_keyword,
 ) -> tuple[Asked | None, Findings]:
     """What our options ask for in a framework, and all that is wrong or probably not meant.
 
@@ -94,9 +94,9 @@ def ask(
     params, asked = values.get(f"{kind}_params") or {}, None
     if loss is not None and isinstance(params, Mapping):
         theirs += not_read(framework, loss, params, moved, partial(write, f"{kind}_params"))
-    if theirs and loss is not None:  # what follows is found as if the line of the remedy were pasted
-        with suppress(ConfigError):
-            values[f"{kind}_params"] = {**framework.parameters(loss, moved), **params}
+        if theirs:  # what follows is found as if the line of the remedy were pasted
+            with suppress(ConfigError):
+                values[f"{kind}_params"] = {**framework.parameters(loss, moved), **params}
     with found.collected():
         config = model.parse(values, framework_loss=framework_loss, unavailable=framework.unavailable)
         asked = _chosen(framework, config, kind, framework_loss)

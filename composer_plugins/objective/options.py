@@ -1,4 +1,4 @@
-"""The options of a framework that set parameters of our losses, beside the parameters that a user names."""
+"""The options of a framework that are not at their default, and how a user writes an option of ours."""
 
 import json
 import math
@@ -42,9 +42,9 @@ def not_read(
     """Yield one error for the framework's own options of a loss that are moved beside a loss of ours.
 
     The parameters of our losses come from our options alone. `moved` has the options, by key, that are not at
-    the default of the installed config class, with their values. `params` are the parameters
-    that the user has named, and `write` makes of parameters the line that sets them here: the remedy has one
-    that sets the same numbers.
+    the default of the installed config class, with their values. `params` are the parameters that the user
+    has named, and `write` makes of parameters the line that sets them here: the remedy has one that sets the
+    same numbers.
     """
     own = [one for one in framework.options_of(loss.kind) if one.key in moved and one.acts_by_parameters]
     if not own:
@@ -64,6 +64,11 @@ def described(framework: Framework, choice: Choice, mode: str = "") -> str:
     """The log line of a loss of ours: what trains, reduced by `mode`, and what is not read for it."""
     line = f"{choice.loss.kind} {choice.described}{f', {mode}' if mode else ''}; {framework.title}'s options"
     return f"{line} for the parameters of its own {KINDS[choice.loss.kind].plural} are not read"
+
+
+def as_keyword(option: str, value: Any) -> str:
+    """How an option of ours is set in a call in Python."""
+    return f"{option}={value!r}"
 
 
 def for_a_shell(table: str) -> Callable[[str, Any], str]:

@@ -13,6 +13,7 @@ from composer_plugins.losses.row import Parameter
 from composer_plugins.objective.asking import Asked, ask
 from composer_plugins.objective.by_table import ByTable
 from composer_plugins.objective.objective import NORM, Objective, channels_of
+from composer_plugins.objective.options import as_keyword
 from composer_plugins.objective.rules import denominator_of_another
 
 LENGTH = Parameter("of completions", low=1)
@@ -44,7 +45,7 @@ def examined(
     max_length: float | None = None,
     not_ours: Mapping[str, str],
     moved: Mapping[str, Any],
-    write: Callable[[str, Any], str] = lambda option, value: f"{option}={value!r}",
+    write: Callable[[str, Any], str] = as_keyword,
 ) -> tuple[Trained | None, Findings]:
     """Read the framework's config and our `options` for it, once; None where an error leaves them open.
 
@@ -64,21 +65,21 @@ def examined(
         )
         found.append(Finding("error", key, problem, "remove it, or set rollout_correction"))
     theirs = (own.named("policy", table) or framework.losses[0]).row
-    asked, wrong = ask(framework, options, moved, own=theirs, write=write)
+    ours, wrong = ask(framework, options, moved, own=theirs, write=write)
     found += wrong
-    if asked is None:
+    if ours is None:
         return None, found
-    found += _another(own, table, asked.choice)
+    found += _another(own, table, ours.choice)
     trained = None
     with found.collected():
-        objective = own.objective(table, asked.choice)
-        found += _twice(framework, objective, asked)
-        if asked.correction is not None:
-            objective = replace(objective, correction=asked.correction)
+        objective = own.objective(table, ours.choice)
+        found += _twice(framework, objective, ours)
+        if ours.correction is not None:
+            objective = replace(objective, correction=ours.correction)
         objective = _reduced(objective, framework, found, modes, mode, max_length)
         by = {**objective.denominators, "hint_weight": objective.mode}
-        objective = replace(objective, denominators=by, channels=channels_of(asked.config))
-        trained = Trained(asked.config, objective)
+        objective = replace(objective, denominators=by, channels=channels_of(ours.config))
+        trained = Trained(ours.config, objective)
     return trained, found
 
 

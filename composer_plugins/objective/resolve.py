@@ -69,7 +69,7 @@ class Resolved(NamedTuple):
     @property
     def errors(self) -> list[Finding]:
         """What the user has to correct before the framework runs the config."""
-        return [one for one in self.findings if one.severity == "error"]
+        return self.findings.errors
 
 
 class Migrated(NamedTuple):

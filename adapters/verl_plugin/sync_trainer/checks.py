@@ -167,7 +167,7 @@ def _findings(
     whole, more = surface.asked(node, "policy", named)
     found += more
     config, channels = whole and whole.config, None
-    if whole is not None and delivers and not any(one.severity == "error" for one in more):
+    if whole is not None and delivers and not more.errors:
         with found.collected(NODE):
             surface.check_hint(surface.channels_of(whole))
             channels = surface.channels_of(whole)
@@ -179,7 +179,7 @@ def _findings(
         yield from _without_effect(run, config)
         yield from _read_elsewhere(run, seen)
         policy_loss = run.node(Key.POLICY_LOSS)
-        if not any(one.severity == "error" for one in more):
+        if not more.errors:
             yield from surface.different_in_the_workers(config, node, policy_loss, seen)
         yield from surface.undelivered(config, delivers=delivers)
     if of_rewards is not None and (config is None or config.policy_weight):
