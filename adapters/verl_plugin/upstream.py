@@ -22,18 +22,15 @@ from composer_plugins.losses.row import Kind
 
 Release = tuple[int, int] | None  # major and minor; None: not known, and taken for the newest
 
-# Releases: the first that is supported; the first that loads entry points and has trainers of the v1 kind, to
-# which composer_sync belongs; the first that nobody has tested.
-FIRST, ENTRY_POINTS, UNTESTED = (0, 8), (0, 9), (0, 10)
+FIRST, UNTESTED = (0, 8), (0, 10)  # the first release that is supported, and the first that nobody has tested
 DEFAULT_TRAINER = "sync"
 
 # The methods of verl's PPOTrainerSync that composer_sync overrides.
 OVERRIDDEN = {"_init_dataloader", "_init_resource_pool_mgr", "_compute_advantage", "_update_actor"}
 OVERRIDDEN |= {"on_init_end", "trainer_mode"}
 
-# How verl finds plugins.
-MODULES, PLUGINS = "VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS"
-PLUGIN, ENTRY_POINT = "composer_plugins.adapters.verl_plugin.register", "composer"
+# How verl finds plugins, beside an entry point of 0.9.
+MODULES, PLUGIN = "VERL_USE_EXTERNAL_MODULES", "composer_plugins.adapters.verl_plugin.register"
 DEFERRED_TRAINER = "composer_plugins.adapters.verl_plugin.deferred_trainer"
 TRAINER_MODULE = "composer_plugins.adapters.verl_plugin.sync_trainer.trainer"
 REGISTRIES = {
@@ -74,11 +71,6 @@ def check_release() -> None:
     from verl import __version__
 
     release_of(__version__)
-
-
-def at_least(release: Release, wanted: tuple[int, int]) -> bool:
-    """Whether verl is at least as new; where none is installed, the newest is assumed."""
-    return release is None or release >= wanted
 
 
 def moved(kind: Kind, table: Any) -> dict[str, Any]:

@@ -31,9 +31,8 @@ class Key:
     USE_V1, TRAINER_OPTIONS, TRAINER_MODE = "trainer.use_v1", "trainer.v1", "trainer.v1.trainer_mode"
     PROJECT = "trainer.project_name"  # in every config that begins with verl's defaults
     TRAIN_FILES, DATASET_CLASS = "data.train_files", "data.custom_cls.path"
-    DISTILLATION, RAY_INIT = "distillation.enabled", "ray_kwargs.ray_init"
+    DISTILLATION = "distillation.enabled"
     TASK_REWARDS = "distillation.distillation_loss.use_task_rewards"
-    DISTILLATION_LOSS = "distillation.distillation_loss.policy_loss_mode"
 
 
 DEFAULT_MODE, NORM_MODE = "token-mean", "seq-mean-token-sum-norm"

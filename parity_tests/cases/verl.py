@@ -114,7 +114,7 @@ def row(case: Case) -> Row:
     refused = upstream.validation_error(tree)
     with patch.object(upstream, "validation_error", return_value=refused):  # it takes a while
         facts = {**FACTS, **diagnosed(tree), "config": tree}
-    found = doctor.judge(facts, "python", upstream.release_of(FACTS["verl"]["version"]))
+    found = doctor.judge(facts, "python")
     stages = _stages(tree, refused)
     made = Row(case.name, findings_in_words(found), *said(stages), case.why)
     of_any_order = {"{'sequence', 'token'}": "{'token', 'sequence'}"}  # verl prints a set

@@ -11,7 +11,7 @@ from typing import Any
 from composer_plugins.adapters.verl_plugin import doctor
 from composer_plugins.adapters.verl_plugin.surface import TARGET, TRAINER
 from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run, findings
-from composer_plugins.adapters.verl_plugin.upstream import PLUGIN, release_of
+from composer_plugins.adapters.verl_plugin.upstream import release_of
 from composer_plugins.findings import Finding
 
 Changes = dict[str, Any]  # by dotted keys
@@ -55,8 +55,6 @@ VERL = {"version": "0.9.1", "error": "", "absent": False, "failure": ""}
 OUR_LOSSES = [f"composer/{name}" for name in ("cispo", "dapo", "dppo_tv", "grpo", "reinforce")]
 FACTS: dict[str, Any] = {
     "package": "",
-    "entry_points": {"composer": PLUGIN},
-    "environment": {},
     "verl": VERL,
     "composition": "",
     "estimators": ["composer", "composer/reinforce_pp_baseline", "composer/rloo", "gae", "grpo", "rloo"],
@@ -92,7 +90,8 @@ def answered(config: dict[str, Any] | None, **others: Any) -> dict[str, Any]:
 def judged(config: dict[str, Any] | None, **others: Any) -> list[Finding]:
     """What the doctor finds in what the probe answers."""
     facts = answered(config, **others)
-    return list(doctor.judge(facts, "python", release_of(facts["verl"]["version"])))
+    release_of(facts["verl"]["version"])
+    return list(doctor.judge(facts, "python"))
 
 
 def options_of(table: str) -> Callable[..., Changes]:
@@ -284,7 +283,6 @@ MISTAKES: dict[str, Changes] = {
     "options of a trainer that verl does not read": SYNC | {f"trainer.v1.{TRAINER}.parameter_sync_step": 2},
     "two distillations": HINT | {DISTILLATION: True} | distilled(use_task_rewards=False),
     "a distillation without the task's rewards": DISTILS | distilled(use_task_rewards=False),
-    "our loss as the policy loss of verl's distillation": DISTILS | distilled(policy_loss_mode="composer"),
     "DPPO around the trainer's policy": DPPO,
     "DPPO without the engine's log-probabilities": DPPO | {ROLLOUT: False},
 }
@@ -344,9 +342,7 @@ SOUND: dict[str, Changes] = {
     ),
     "options of what is off, set to nothing": OURS | actor(kl_loss_coef=0),
     "verl's distillation beside the task's rewards": DISTILS,
-    "options of a distillation that is off": (
-        OURS | distilled(use_task_rewards=False, policy_loss_mode="composer")
-    ),
+    "options of a distillation that is off": (OURS | distilled(use_task_rewards=False)),
     "sequence parallelism beside a hint of sampled tokens": (
         SAMPLED | {f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 2}
     ),

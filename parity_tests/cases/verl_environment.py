@@ -6,11 +6,9 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from composer_plugins.adapters.verl_plugin.upstream import PLUGIN
 from parity_tests.cases.recorded import Row, findings_in_words
 from parity_tests.cases.verl_config import CISPO, HINT, SYNC, VERL, Changes, judged, tree
 
-MODULES, PLUGINS = "VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS"
 UNREGISTERED = {"estimators": ["gae", "grpo"], "losses": ["vanilla"], "trainers": ["sync"]}
 CONFIG = SYNC | {"actor_rollout_ref.model.external_lib": "lib"}
 NOT_COMPOSED: dict[str, Any] = {}
@@ -30,16 +28,10 @@ def of_verl(name: str, *, registered: bool = False, **answers: Any) -> Case:
     return Case(name, {"verl": VERL | answers, **({} if registered else UNREGISTERED)})
 
 
-def of_variables(name: str, variables: dict[str, str], **answers: Any) -> Case:
-    """Something is wrong with the environment variables."""
-    return Case(name, {"environment": variables, **answers})
-
-
 NO_VERL = of_verl("no verl", registered=True, absent=True, version=None, error="ModuleNotFoundError")
 CASES = (
     NO_VERL,
     Case("a file that is no YAML", {"composition": NO_YAML}, NOT_COMPOSED),
-    of_verl("verl 0.8 without the variable", version="0.8.0"),
     of_verl("verl that does not import", error="ImportError: libcudart"),
     Case(
         "no composer-plugins",
@@ -50,12 +42,6 @@ CASES = (
     Case("a plugin that says nothing, and names of ours in the config", UNREGISTERED, HINT | CISPO),
     Case("losses and no estimators", {"losses": ["vanilla"]}),
     Case("losses and no trainer", {"trainers": ["sync"]}),
-    Case("no entry point", {"entry_points": {"other": "x"}, **UNREGISTERED}),
-    of_variables("plugins off", {PLUGINS: "None"}, **UNREGISTERED),
-    of_variables("plugins by a list", {PLUGINS: "mine, other"}, **UNREGISTERED),
-    of_variables(
-        "our module in a running cluster", {MODULES: PLUGIN, "RAY_ADDRESS": "auto"}, entry_points={}
-    ),
 )
 
 

@@ -33,7 +33,7 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
     for file in files:
         composed = f", composed with --config-dir {file.resolve().parent} --config-name {file.stem}"
         composed = ", read by itself" if facts["verl"]["absent"] else composed
-    found = list(judge(facts, target.python, release))
+    found = list(judge(facts, target.python))
     if facts["verl"]["absent"] and request["compose"]:
         found += without_verl(files, target.overrides)
     return Examination(compared_with(target, facts, release) + composed, tuple(found))
@@ -64,17 +64,13 @@ def request_of(files: Sequence[Path], target: Target) -> dict[str, Any]:
             problem = f"it cannot be read: {getattr(error, 'strerror', error)}"
             raise ConfigError(str(file), problem, "name a readable file") from None
         request |= {"folder": str(file.resolve().parent), "name": file.name}
-    return request | {
-        "overrides": list(target.overrides),
-        "variables": [upstream.MODULES, upstream.PLUGINS, "RAY_ADDRESS"],
-        "plugin": upstream.PLUGIN,
-    }
+    return request | {"overrides": list(target.overrides), "plugin": upstream.PLUGIN}
 
 
-def judge(facts: Mapping[str, Any], python: str, release: upstream.Release) -> Iterator[Finding]:
+def judge(facts: Mapping[str, Any], python: str) -> Iterator[Finding]:
     """Yield the findings in what the probe answered."""
     run = Run(facts["config"] or {})
-    yield from environment(facts, run, python, release)
+    yield from environment(facts, python)
     if facts["composition"]:  # main_ppo would raise the same
         problem = f"the config cannot be composed: {facts['composition']}"
         yield Finding("error", "hydra", problem, "correct the file or the override")

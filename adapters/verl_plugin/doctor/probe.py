@@ -5,12 +5,11 @@ the environment variables that the run will have. Names of verl come with the re
 """
 
 import json
-import os
 import sys
 import warnings
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, entry_points
+from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from importlib.util import find_spec
 from pathlib import Path
@@ -85,8 +84,6 @@ def examined(request: dict[str, Any]) -> dict[str, Any]:
     """Return all facts that the doctor judges, as values for JSON."""
     facts: dict[str, Any] = {
         "package": attempt(import_module, CHECKS),
-        "entry_points": {one.name: one.value for one in entry_points(group="verl.plugins")},
-        "environment": {name: os.environ[name] for name in request["variables"] if name in os.environ},
         "verl": verl(request["plugin"]),
         "config": None,
         "composition": "",

@@ -231,11 +231,6 @@ def _unknown_names(run: Run, registered: Mapping[str, Collection[str]]) -> Itera
             problem = f"the plugin has registered its losses, and no trainer {TRAINER!r}"
             remedy = f'see python -W default -c "import verl": {TRAINER} needs verl 0.9 and verl[verl-core]'
             yield Finding("error", key, problem, remedy)
-    distilled = run.at(Key.DISTILLATION_LOSS)
-    if run.at(Key.DISTILLATION) and distilled not in (None, "vanilla"):
-        problem = f"it is {distilled!r}, and verl's distillation takes only its own loss 'vanilla'"
-        remedy = f"set it to 'vanilla'; the loss of the task's rewards is {Key.LOSS_MODE}"
-        yield Finding("error", Key.DISTILLATION_LOSS, problem, remedy)
 
 
 def _nothing_of_ours(run: Run) -> Finding:
@@ -319,21 +314,16 @@ def _channel_conflicts(run: Run, channels: Channels) -> Iterator[Finding]:
 
 def _logit_conflicts(run: Run) -> Iterator[Finding]:
     """Yield the options with which an engine does not pass its logits to the loss function."""
-    if run.at(Key.FUSED_KERNELS):
-        problem = "it is True, and fused kernels never hold the logits that hint_divergence compares"
-        yield Finding("error", Key.FUSED_KERNELS, problem, f"set it to False, {SAMPLED}")
+    sets = [(Key.FUSED_KERNELS, (False, None), "fused kernels never hold the logits of hint_divergence")]
     for model in (Key.ACTOR, Key.REF):
-        strategy, padded = f"{model}.strategy", f"{model}.fsdp_config.pad_to_length"
-        if (engine := run.at(strategy) or "fsdp") not in verl.SHOWS_LOGITS:
-            problem = f"it is {engine!r}, and only verl's FSDP engine shows a loss function the logits"
-            yield Finding("error", strategy, problem, f"set fsdp or fsdp2, {SAMPLED}")
-        if run.at(padded):
-            problem = "it is True, and verl's engine then shows a loss function no logits"
-            yield Finding("error", padded, problem, f"set it to False, {SAMPLED}")
-        for ulysses in (f"{model}.{name}" for name in verl.ULYSSES):
-            if (run.at(ulysses) or 1) > 1:
-                problem = f"it is {run.at(ulysses)}, and each rank then has only a part of every sequence"
-                yield Finding("error", ulysses, problem, f"set it to 1, {SAMPLED}")
+        why = "verl's engine then shows a loss function no logits"
+        sets.append((f"{model}.strategy", (*verl.SHOWS_LOGITS, None), why))
+        sets.append((f"{model}.fsdp_config.pad_to_length", (False, None), why))
+        why = "each rank then has only a part of every sequence"
+        sets += [(f"{model}.{name}", (1, 0, None), why) for name in verl.ULYSSES]
+    for key, sound, why in sets:
+        if (value := run.at(key)) not in sound:
+            yield Finding("error", key, f"it is {value!r}, and {why}", f"set it to {sound[0]!r}, {SAMPLED}")
 
 
 def _replay_conflicts(run: Run) -> Iterator[Finding]:
