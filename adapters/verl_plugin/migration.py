@@ -19,6 +19,7 @@ from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, of_kind
 from composer_plugins.objective.asking import Asked
+from composer_plugins.objective.by_table import nested
 from composer_plugins.objective.keys import (
     COUNT,
     NUMBER,
@@ -50,7 +51,6 @@ TABLES += [Key.POLICY_LOSS, Key.CORRECTION, NODE, Key.KL_CONTROL]
 KNOWN = {"algorithm", "actor_rollout_ref", "defaults"}  # tables at the top of a file, with what is read
 LOG_CLAMP = 20.0  # of verl's weights, in nats
 NO_BOUND = 1e-9  # a lower bound that no weight reaches because of the clamp; verl does not take 0
-BOOLEANS = (Key.USE_KL_LOSS, Key.KL_IN_REWARD, Key.BYPASS, Key.NORMALISE)
 NUMBERS = {
     Key.KL_COEF: WEIGHT,
     Key.ENTROPY: NUMBER,
@@ -79,9 +79,9 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
         _check(key, found)
         return found
 
-    _check_tables(table)
+    check_tables(table, *TABLES)
     remarks = list(not_carried(table, VERL.not_carried))
-    others = [one for one in table.get("defaults", ()) if one not in OUR_DEFAULTS]
+    others = [one for one in table.get("defaults") or () if one not in OUR_DEFAULTS]
     remarks += [f"defaults: {one!r}, which was not read" for one in others]
     set_mode = str(value(Key.AGG_MODE))
     if set_mode not in verl.MODES:
@@ -157,57 +157,42 @@ def release(version: str | None = None, table: Mapping[str, Any] = NOTHING) -> s
 
 def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     """A config of main_ppo for this objective, as far as verl can run it."""
-    advantage = objective.advantage
-    node = {} if advantage is None else named("advantage", advantage)
-    node |= named_policy(objective)
+    advantage, kl, mode = objective.advantage, objective.kl, objective.mode
+    node = (named("advantage", advantage) if advantage else {}) | named_policy(objective)
     node |= {name: x for name, x in objective.channels.items() if name not in VERL.unavailable}
-    algorithm: dict[str, Any] = {} if advantage is None else {"adv_estimator": "composer"}
-    algorithm["composer"] = node
     worker = {"_target_": TARGET, "loss_mode": "composer", "composer": f"${{{NODE}}}"}
-    actor: dict[str, Any] = {"policy_loss": worker}
-    rollout: dict[str, Any] = {}
-    mode = objective.mode
-    has_others = objective.kl or objective.entropy or objective.channels.get("hint_weight")
+    options: dict[str, Any] = {NODE: node, Key.POLICY_LOSS: worker}
+    if advantage is not None:
+        options |= {Key.ESTIMATOR: "composer", Key.CRITIC: False}
+    has_others = kl or objective.entropy or objective.channels.get("hint_weight")
     if has_others and objective.policy.name in verl.FORCED_MODES:  # loss_agg_mode is that of the others
         mode = objective.denominators.get("KL", mode)
     if mode in verl.MODES:
-        actor["loss_agg_mode"] = mode
+        options[Key.AGG_MODE] = mode
     if objective.length is not None:
-        actor["loss_scale_factor"] = int(objective.length)
-    kind = KL_NAMES.get(objective.kl.estimator.loss.name) if objective.kl else None
-    if objective.kl is not None and kind is not None:
-        if objective.kl.place == "loss":
-            actor |= {"use_kl_loss": True, "kl_loss_coef": objective.kl.weight, "kl_loss_type": kind}
-        else:
-            algorithm |= {"use_kl_in_reward": True, "kl_penalty": kind}
-            algorithm["kl_ctrl"] = {"kl_coef": objective.kl.weight}
+        options[Key.SCALE_FACTOR] = int(objective.length)
+    if kl is not None and (kind := KL_NAMES.get(kl.estimator.loss.name)) is not None:
+        keys = (Key.USE_KL_LOSS, Key.KL_COEF, Key.KL_TYPE)
+        if kl.place == "reward":
+            keys = (Key.KL_IN_REWARD, Key.REWARD_KL_COEF, Key.REWARD_KL_TYPE)
+        options |= dict(zip(keys, (True, kl.weight, kind), strict=True))
     correction = _correction_options(objective.correction) if objective.correction else {}
     if "rollout engine" in (objective.old, objective.rollout):
-        correction["bypass_mode"] = True
+        correction[Key.BYPASS] = True
     if correction:
-        algorithm["rollout_correction"] = correction
-        rollout["calculate_log_probs"] = True
-    has_policy = not objective.no_policy
-    if (
-        has_policy
-        and objective.kl is None
-        and surface.channels_of(_asked(node, "policy", None)).uses_reference
-    ):
-        actor |= {"use_kl_loss": True, "kl_loss_coef": 0.0}  # without it verl has no reference policy
+        options |= {**correction, Key.ROLLOUT_LOGPROBS: True}
+    found = None if objective.no_policy or kl else surface.channels_of(_asked(node, "policy", None))
+    if found is not None and found.uses_reference:
+        options |= {Key.USE_KL_LOSS: True, Key.KL_COEF: 0.0}  # without it verl has no reference policy
     if objective.entropy:
-        actor["entropy_coeff"] = objective.entropy
+        options[Key.ENTROPY] = objective.entropy
     if objective.temperature != 1.0:
-        rollout["temperature"] = objective.temperature
+        options[Key.TEMPERATURE] = objective.temperature
     if objective.group_size is not None:
-        rollout["n"] = objective.group_size
-    written: dict[str, Any] = {"algorithm": algorithm, "actor_rollout_ref": {"actor": actor}}
-    if rollout:
-        written["actor_rollout_ref"]["rollout"] = rollout
-    if advantage is not None:
-        written["critic"] = {"enable": False}
+        options[Key.GROUP_SIZE] = objective.group_size
     if any(objective.channels.get(f"{channel}_weight") for channel in surface.CHANNELS):
-        written["trainer"] = {"v1": {"trainer_mode": TRAINER}}
-    return written
+        options[Key.TRAINER_MODE] = TRAINER
+    return nested(options)
 
 
 def render(table: Mapping[str, Any]) -> str:
@@ -221,19 +206,10 @@ def _check(key: str, found: Any) -> None:
     if isinstance(found, str) and "${" in found:
         problem = f"it is {found!r}, an interpolation, which is not resolved here"
         raise ConfigError(key, problem, "write the value")
-    if key in BOOLEANS:
+    if isinstance(verl.DEFAULTS.get(key), bool):
         check_flag(key, found)
     if key in NUMBERS:
         NUMBERS[key].check(key, found, REQUIRED)
-
-
-def _check_tables(table: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a value in the place of a table, and for a dotted key."""
-    check_tables(table, *TABLES)
-    if not isinstance(table.get("defaults", []), list):
-        raise ConfigError("defaults", f"it is {table['defaults']!r}", "write a list of names")
-    if dotted := [key for key in table if "." in str(key)]:
-        raise ConfigError(dotted[0], "a file has no dotted keys", "write nested tables")
 
 
 def _errors(table: Mapping[str, Any]) -> Iterator[Finding]:
@@ -321,10 +297,7 @@ def _correction_options(correction: Choice) -> dict[str, Any]:
     name, level = correction.loss.name, correction.value("level")
     if level not in ("token", "sequence"):
         return {}
-    options = {"rollout_is": level}
-    if correction.value("normalise"):
-        options["rollout_is_batch_normalize"] = True
+    options = {Key.CORRECTED: level} | ({Key.NORMALISE: True} if correction.value("normalise") else {})
     if name == "tis":
-        return options | {"rollout_is_threshold": correction.value("cap")}
-    low, high = correction.value("low") or NO_BOUND, correction.value("high")
-    return options | {"rollout_is_threshold": f"{low}_{high}"}
+        return options | {Key.THRESHOLD: correction.value("cap")}
+    return options | {Key.THRESHOLD: f"{correction.value('low') or NO_BOUND}_{correction.value('high')}"}

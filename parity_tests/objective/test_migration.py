@@ -267,7 +267,6 @@ def test_what_verl_reads_beside_the_loss_is_not_lost(changes: Table, key: str) -
         ("verl", verl({f"{ACTOR}.clip_ratio_high": [1]}), "clip_ratio_high"),
         ("verl", verl(KL_LOSS, {f"{ACTOR}.kl_loss_type": ["k3"]}), "kl_loss_type"),
         ("verl", {"algorithm": "foo"}, "algorithm: it is 'foo'"),
-        ("verl", {ESTIMATOR: "grpo"}, "algorithm.adv_estimator: a file has no dotted keys"),
         ("verl", {"algorithm": {"composer": [1]}}, "algorithm.composer: it is .*; write a table"),
         (
             "verl",

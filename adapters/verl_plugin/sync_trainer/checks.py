@@ -314,6 +314,7 @@ def _channel_conflicts(run: Run, channels: Channels) -> Iterator[Finding]:
 
 def _logit_conflicts(run: Run) -> Iterator[Finding]:
     """Yield the options with which an engine does not pass its logits to the loss function."""
+    sets: list[tuple[str, tuple[Any, ...], str]]
     sets = [(Key.FUSED_KERNELS, (False, None), "fused kernels never hold the logits of hint_divergence")]
     for model in (Key.ACTOR, Key.REF):
         why = "verl's engine then shows a loss function no logits"
