@@ -222,7 +222,7 @@ def _errors(table: Mapping[str, Any]) -> Iterator[Finding]:
         actor = at(table, Key.ACTOR)
         actor = actor | {"policy_loss": actor["policy_loss"] | {"composer": at(table, NODE)}}
         tree["actor_rollout_ref"] = table["actor_rollout_ref"] | {"actor": actor}
-    for finding in findings(Run(tree), dict.fromkeys(upstream.REGISTRIES, ()), {}):
+    for finding in findings(Run(tree), dict.fromkeys(upstream.REGISTRIES, ())):
         if finding.severity == "error":
             yield finding
 

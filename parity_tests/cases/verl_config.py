@@ -61,7 +61,6 @@ FACTS: dict[str, Any] = {
     "losses": ["composer", *OUR_LOSSES, "geo_mean", "vanilla"],
     "trainers": ["colocate_async", TRAINER, "separate_async", "sync"],
 }
-PARQUET = {"train.parquet": ["prompt", "privileged_context", "chosen", "rejected"]}
 
 
 def tree(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,9 +81,8 @@ def changed(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 def answered(config: dict[str, Any] | None, **others: Any) -> dict[str, Any]:
     """What the probe answers, with these other answers."""
-    columns = others.pop("columns", PARQUET)
     facts = {**FACTS, "config": config, **others}
-    return facts | {"findings": findings(Run(config), facts, columns) if config else []}
+    return facts | {"findings": findings(Run(config), facts) if config else []}
 
 
 def judged(config: dict[str, Any] | None, **others: Any) -> list[Finding]:

@@ -1,13 +1,10 @@
-"""Check a whole config of verl for `algorithm.composer`: registered names, options, columns of the data.
+"""Check a whole config of verl for `algorithm.composer`: registered names and options.
 
 The trainer composer_sync enforces what `findings` finds before it starts a worker, and
 `composer-plugins doctor --verl` reports the same. Neither verl nor hydra is needed.
 """
 
-import json
 from collections.abc import Collection, Iterator, Mapping
-from importlib import import_module
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from composer_plugins.adapters.verl_plugin import surface, upstream
@@ -22,7 +19,6 @@ from composer_plugins.adapters.verl_plugin.surface import (
     Channels,
     LossKind,
 )
-from composer_plugins.columns import CHOSEN, HINT, REJECTED
 from composer_plugins.config import ADVANTAGE_OPTIONS, ComposerConfig, at
 from composer_plugins.errors import in_a_line, unknown
 from composer_plugins.findings import Finding, Findings
@@ -87,16 +83,14 @@ class Run(NamedTuple):
         return {str(key): value for key, value in found.items()} if isinstance(found, Mapping) else {}
 
 
-def findings(
-    run: Run, known: Mapping[str, Collection[str]], columns: Mapping[str, Collection[str]]
-) -> list[Finding]:
+def findings(run: Run, known: Mapping[str, Collection[str]]) -> list[Finding]:
     """Return the options that would stop the run, have no effect, or train something other than they say.
 
-    `known` has the names in each of verl's registries, `columns` the columns of each local file of the data.
+    `known` has the names in each of verl's registries.
     """
     found: list[Finding] = []
     try:
-        for finding in _findings(run, known, columns):
+        for finding in _findings(run, known):
             if finding not in found:  # the driver's options and the workers' are often the same
                 found.append(finding)
     except (AttributeError, TypeError, ValueError) as error:  # a list where a number is compared
@@ -113,7 +107,7 @@ def examined(config: Mapping[str, Any]) -> dict[str, Any]:
     if known["losses"]:
         with wrong.collected():
             surface.check_names()
-    return known | {"findings": [*wrong, *findings(run, known, file_columns(run.at(Key.TRAIN_FILES)))]}
+    return known | {"findings": [*wrong, *findings(run, known)]}
 
 
 def diagnosed(config: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -131,9 +125,7 @@ def diagnosed(config: Mapping[str, Any] | None) -> dict[str, Any]:
     return facts | {"failure": failure}
 
 
-def _findings(
-    run: Run, known: Mapping[str, Collection[str]], columns: Mapping[str, Collection[str]]
-) -> Iterator[Finding]:
+def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Finding]:
     yield from _unknown_names(run, known)
     delivers = _delivers(run, known["trainers"])
     if not (delivers or is_ours(run.estimator) or run.names_our_loss):
@@ -194,7 +186,6 @@ def _findings(
         yield from _old_policy(run, of_tokens.choice)
     if channels is not None:
         yield from _channel_conflicts(run, channels)
-        yield from missing_columns(channels, columns if not run.at(Key.DATASET_CLASS) else {})
 
 
 def _delivers(run: Run, known: Collection[str]) -> bool:
@@ -340,53 +331,3 @@ def _replay_conflicts(run: Run) -> Iterator[Finding]:
         mode = verl.NORM_MODE
         problem = f"it is not set, and {mode!r} then divides by a width that replayed rows may change"
         yield Finding("error", Key.SCALE_FACTOR, problem, SET_LENGTH)
-
-
-def wanted_columns(channels: Channels) -> dict[str, str]:
-    """Return the data set's columns that the channels need, each with the weight that needs it."""
-    hint = {HINT: "hint_weight"} if channels.hint else {}
-    return hint | (dict.fromkeys((CHOSEN, REJECTED), "replay_weight") if channels.replay else {})
-
-
-def missing_columns(channels: Channels, columns: Mapping[str, Collection[str]]) -> Iterator[Finding]:
-    """Yield, for each file, the first column that a channel needs and the file does not have."""
-    for file, present in columns.items():
-        for column, weight in wanted_columns(channels).items():
-            if column not in present:
-                has = ", ".join(sorted(present))
-                problem = f"{weight} > 0 needs the column {column!r}, and {file} has {has}"
-                remedy = f"add the column (None in rows without one), or set {weight}=0"
-                yield Finding("error", Key.TRAIN_FILES, problem, remedy)
-                break
-
-
-def local_files(files: Any) -> dict[str, Path]:
-    """Return the data files that are named by a path of this machine, and not by a URL."""
-    names = [files] if isinstance(files, str) else files if isinstance(files, list) else ()
-    return {str(name): Path(str(name)).expanduser() for name in names if name and "://" not in str(name)}
-
-
-def file_columns(files: Any) -> dict[str, list[str]]:
-    """Return the columns of each parquet or JSON file of the training data that is on this machine."""
-    readers = {".parquet": _parquet_columns, ".jsonl": _json_columns, ".json": _json_columns}
-    found = {}
-    for name, path in local_files(files).items():
-        if path.suffix in readers and path.is_file():
-            try:
-                found[name] = readers[path.suffix](path)
-            except Exception:  # verl says what is wrong with it, before it loads a model
-                continue
-    return found
-
-
-def _parquet_columns(path: Path) -> list[str]:
-    return list(import_module("pyarrow.parquet").read_schema(path).names)
-
-
-def _json_columns(path: Path) -> list[str]:
-    """Return the keys of a file's rows, in the order in which they appear: a list, or one object per line."""
-    with path.open(encoding="utf-8") as lines:
-        listed = next((line for line in lines if line.strip()), "").lstrip().startswith("[")
-        lines.seek(0)
-        rows = json.load(lines) if listed else map(json.loads, filter(str.strip, lines))
-        return list(dict.fromkeys(key for row in rows for key in row))

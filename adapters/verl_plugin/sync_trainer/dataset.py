@@ -10,13 +10,13 @@ from typing import Any
 from datasets.fingerprint import Hasher
 
 from composer_plugins import columns
+from composer_plugins.adapters.verl_plugin.surface import Channels
 from composer_plugins.adapters.verl_plugin.sync_trainer import prompts
-from composer_plugins.adapters.verl_plugin.sync_trainer.checks import missing_columns
 from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
 from composer_plugins.columns import AGREEING, CHOSEN, HINT, REJECTED, TOOLS, hint_of, hinted_prompt, pairs_of
 from composer_plugins.config import at
-from composer_plugins.errors import DataError
-from composer_plugins.findings import ComposerWarning, enforce
+from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.findings import ComposerWarning
 from composer_plugins.frameworks.verl import Key
 
 DATA = "training data"
@@ -29,11 +29,22 @@ def check_rows(trainer: Any) -> frozenset[str]:
         raise DataError(DATA, problem, "set hint_weight=0 and replay_weight=0")
     dataset = trainer.train_dataset
     names = frozenset(dataset[0])
-    enforce(missing_columns(trainer.channels, {f"the {DATA}": names - {"raw_prompt", "dummy_tensor"}}))
+    for column, weight in wanted_columns(trainer.channels).items():
+        if column not in names:
+            has = ", ".join(sorted(names - {"raw_prompt", "dummy_tensor"}))
+            problem = f"{weight} > 0 needs the column {column!r}, and the {DATA} has {has}"
+            remedy = f"add the column (None in rows without one), or set {weight}=0"
+            raise ConfigError(Key.TRAIN_FILES, problem, remedy)
     own_class = at(trainer.config, Key.DATASET_CLASS)  # may make its rows only when they are asked for
     if getattr(dataset, "dataframe", None) is not None and not own_class:
         _check(dataset, RowCheck(trainer))
     return names
+
+
+def wanted_columns(channels: Channels) -> dict[str, str]:
+    """Return the data set's columns that the channels need, each with the weight that needs it."""
+    hint = {HINT: "hint_weight"} if channels.hint else {}
+    return hint | (dict.fromkeys((CHOSEN, REJECTED), "replay_weight") if channels.replay else {})
 
 
 def _check(dataset: Any, check: "RowCheck") -> None:

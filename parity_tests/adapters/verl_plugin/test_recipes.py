@@ -16,7 +16,8 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.adapters.verl_plugin.surface import asked, channels_of_node, node_of
-from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run, findings, wanted_columns
+from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run, findings
+from composer_plugins.adapters.verl_plugin.sync_trainer.dataset import wanted_columns
 from composer_plugins.adapters.verl_plugin.upstream import needs_reference, registries, validation_error
 from composer_plugins.columns import hint_of, pairs_of
 from composer_plugins.conformance import reductions
@@ -62,7 +63,7 @@ def launched(tmp_path: Path, *arguments: str, **environment: str) -> subprocess.
 def judged(config: DictConfig) -> list[Finding]:
     """What the doctor and composer_sync find in a config."""
     plain: Any = OmegaConf.to_container(config, resolve=True)
-    return findings(Run(plain), registries(), {})
+    return findings(Run(plain), registries())
 
 
 def test_there_are_four_recipes_and_the_readme_has_a_line_of_each() -> None:

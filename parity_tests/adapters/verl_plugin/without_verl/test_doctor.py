@@ -12,7 +12,6 @@ import pytest
 
 from composer_plugins.adapters.verl_plugin import doctor as verl_doctor
 from composer_plugins.adapters.verl_plugin.surface import TRAINER
-from composer_plugins.adapters.verl_plugin.sync_trainer.checks import file_columns
 from composer_plugins.diagnosis import Target
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding
@@ -35,8 +34,6 @@ from parity_tests.cases.verl_config import (
     NODE,
     OURS,
     PAPERS,
-    PARQUET,
-    REPLAY,
     SOUND,
     VERL,
     Changes,
@@ -85,15 +82,6 @@ def check(found: Finding, key: str, words: str) -> None:
     assert all(word in text for word in words.split()), text
 
 
-def test_a_files_columns_are_judged_unless_a_class_of_ones_own_makes_them() -> None:
-    bare = {"a.parquet": ["prompt", "chosen"]}
-    for changes, missing in ((HINT, "privileged_context"), (REPLAY, "rejected")):
-        (found,) = judged(tree(changes), columns=bare)
-        check(found, "data.train_files", f"'{missing}' a.parquet has chosen, prompt")
-        assert judged(tree(changes | {"data.custom_cls.path": "mine.py"}), columns=bare) == []
-    assert judged(tree(OURS), columns=bare) == []
-
-
 def test_every_mistake_in_the_options_is_found_at_once() -> None:
     options = {"hint_wieght": 0.1, "advantage": "grop", "replay_weight": "1", "rollout_correction": "tis"}
     params = {"clip_hihg": 0.3, "clip_low": -3}
@@ -115,7 +103,7 @@ def test_a_wrong_trainer_hides_no_other_mistake_and_makes_none(trainer: str) -> 
     found = judged(tree({MODE: trainer} | channels))
     assert [one.key for one in found] == [MODE, f"{NODE}.hint_top_k"]
     sampled = channels | node(hint_divergence="sampled_token")
-    found = judged(tree({MODE: trainer} | sampled), columns={})
+    found = judged(tree({MODE: trainer} | sampled))
     assert [one.key for one in found] == [MODE, f"{ACTOR}.use_kl_loss", f"{ACTOR}.shuffle"]
     found = judged(tree({MODE: "snc"} | sampled))
     assert [one.key for one in found][0] == MODE
@@ -278,7 +266,7 @@ def test_the_doctor_loads_neither_verl_nor_hydra() -> None:
         "from composer_plugins.adapters.verl_plugin import doctor\n"
         "from composer_plugins.adapters.verl_plugin.sync_trainer import checks as r\n"
         f"facts = {FACTS!r} | {{'config': {tree(HINT)!r}}}\n"
-        f"facts['findings'] = r.findings(r.Run(facts['config']), facts, {PARQUET!r})\n"
+        "facts['findings'] = r.findings(r.Run(facts['config']), facts)\n"
         "assert not list(doctor.judge(facts, 'python'))\n"
         "print(*sys.modules)"
     )
@@ -297,16 +285,3 @@ def test_the_probe_needs_nothing_but_the_standard_library() -> None:
     names = {node.module for node in ast.walk(source) if isinstance(node, ast.ImportFrom)}
     names |= {one.name for node in ast.walk(source) if isinstance(node, ast.Import) for one in node.names}
     assert {str(name).partition(".")[0] for name in names} <= sys.stdlib_module_names
-
-
-def test_the_columns_of_json_are_read_and_other_files_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("a.jsonl").write_text('{"prompt": 1}\n\n{"prompt": 2, "chosen": null}\n')
-    Path("b.json").write_text('\n [{"prompt": 1, "rejected": "x"}, {"hint": "y"}]')
-    Path("broken.json").write_text("{")
-    Path("c.csv").write_text("prompt")
-    names = ["a.jsonl", "b.json", "broken.json", "c.csv", "gone.json", "hdfs://x/a.jsonl"]
-    found = {"a.jsonl": ["prompt", "chosen"], "b.json": ["prompt", "rejected", "hint"]}
-    assert file_columns(names) == found
