@@ -7,17 +7,16 @@
     policy = "cispo"
     old_policy = "rollout"
 
-`import_path` names a function of this file. PRIME-RL calls it once per sequence of a packed micro-batch, adds
+PRIME-RL calls `loss_fn` once per sequence of a packed micro-batch, adds
 up the results and divides them by a count of its own. The function therefore returns a sum over tokens.
 
 `stamps` brings hints and pairs to the loss, as recipes/prime_rl does from a store. `upstream` has what
 the adapter relies on in PRIME-RL, v0.8.0 to @559b447. The user's page is docs/prime_rl.md.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from composer_plugins.adapters.prime_rl_plugin.surface import PRESETS, parse
+from composer_plugins.adapters.prime_rl_plugin.surface import parse
 from composer_plugins.findings import enforce
 
 if TYPE_CHECKING:  # the store and the doctor import this package without torch
@@ -46,40 +45,19 @@ def loss_fn(inputs: Any, **kwargs: Any) -> LossOutputs:
     The first call raises ConfigError for an unknown option, and for what this PRIME-RL cannot run. PRIME-RL's
     `loss_weights` multiply every term. Metrics are 0-dimensional float32, with the same keys at every call.
     """
-    return LossOutputs(*_built("loss_fn", kwargs)(inputs))
+    return LossOutputs(*_built(kwargs)(inputs))
 
 
-def _preset(name: str) -> Callable[..., LossOutputs]:
-    """`loss_fn` with the options of `PRESETS`."""
-
-    def function(inputs: Any, **kwargs: Any) -> LossOutputs:
-        return LossOutputs(*_built(name, kwargs)(inputs))
-
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"{PRESETS[name].summary} `loss_fn` with {PRESETS[name].options}."
-    return function
+_losses: "dict[str, ChannelsLoss]" = {}
 
 
-dppo = _preset("dppo")
-ipo = _preset("ipo")
-grpo = _preset("grpo")
-dapo = _preset("dapo")
-gspo = _preset("gspo")
-cispo = _preset("cispo")
-sapo = _preset("sapo")
-tis = _preset("tis")
-icepop = _preset("icepop")
-
-_losses: "dict[tuple[str, str], ChannelsLoss]" = {}
-
-
-def _built(function: str, kwargs: dict[str, Any]) -> "ChannelsLoss":
+def _built(kwargs: dict[str, Any]) -> "ChannelsLoss":
     """The loss of these kwargs, parsed once: PRIME-RL passes the same ones at every call."""
-    key = function, repr(sorted(kwargs.items()))  # which distinguishes True from 1, as a hash would not
+    key = repr(sorted(kwargs.items()))  # which distinguishes True from 1, as a hash would not
     if key not in _losses:
         from composer_plugins.adapters.prime_rl_plugin.loss import ChannelsLoss
 
-        asked, found = parse(kwargs, function)
+        asked, found = parse(kwargs)
         enforce(found)
         assert asked is not None
         _losses[key] = ChannelsLoss(asked)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from composer_plugins.adapters.prime_rl_plugin import upstream
 from composer_plugins.adapters.prime_rl_plugin.files import LOSS, TABLES, as_rl, merged_config, table_at
-from composer_plugins.adapters.prime_rl_plugin.surface import MODULE, PRESETS, parse
+from composer_plugins.adapters.prime_rl_plugin.surface import FUNCTION, parse
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.findings import Finding, Findings, error_of
@@ -127,8 +127,7 @@ def _read(config: Mapping[str, Any]) -> tuple[Objective, Iterable[Finding]]:
         common["advantage"] = choose("advantage", ADVANTAGES[kind])
     else:
         remarks.append(f"algo.type = {kind!r}")
-    kwargs, function = kwargs_of(table_at(config, "trainer.loss"))
-    asked, found = parse(kwargs, function)
+    asked, found = parse(kwargs_of(table_at(config, "trainer.loss")))
     found.refuse()
     assert asked is not None
     policy, options = asked.choice, asked.config
@@ -195,21 +194,19 @@ def _not_carried(config: Mapping[str, Any], every: Sequence[Source]) -> Iterator
                 yield f"{key}: {one.get('type')!r} with enforce = true"
 
 
-def kwargs_of(loss: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """The kwargs and the function of ours that this `[trainer.loss]` is, where it is PRIME-RL's own too."""
+def kwargs_of(loss: Mapping[str, Any]) -> dict[str, Any]:
+    """The kwargs of `loss_fn` for this `[trainer.loss]`, where it is PRIME-RL's own too."""
     kind = loss.get("type", DEFAULT_LOSS)
     if kind == "custom":
-        function = str(loss.get("import_path", "")).removeprefix(f"{MODULE}.")
-        if function not in ("loss_fn", *PRESETS):
-            problem = f"{loss.get('import_path')!r} is not a function of this package"
-            remedy = f"name one of {MODULE}, or PRIME-RL's own type"
-            raise ConfigError("trainer.loss.import_path", problem, remedy)
-        return dict(loss.get("kwargs") or {}), function
+        if loss.get("import_path") != FUNCTION:
+            problem = f"{loss.get('import_path')!r} is not our function"
+            raise ConfigError("trainer.loss.import_path", problem, f"set {FUNCTION}, or PRIME-RL's own type")
+        return dict(loss.get("kwargs") or {})
     own = next((one for one in LOSSES if one.options["type"] == kind), None)
     if own is None:
         known = (one.options["type"] for one in LOSSES)
         raise unknown("trainer.loss.type", str(kind), (*known, "custom"), noun="loss")
-    return {"policy": own.row, "policy_params": params_of(own, loss)}, "loss_fn"
+    return {"policy": own.row, "policy_params": params_of(own, loss)}
 
 
 def params_of(own: NamedLoss, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,7 +233,7 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     if objective.correction is not None and not has_ratio:
         kwargs |= named("rollout_correction", objective.correction)
     kwargs |= {name: value for name, value in objective.channels.items() if name not in PRIME_RL.unavailable}
-    loss = {"type": "custom", "import_path": f"{MODULE}.loss_fn", "kwargs": kwargs}
+    loss = {"type": "custom", "import_path": FUNCTION, "kwargs": kwargs}
     orchestrator: dict[str, Any] = {}
     advantage = objective.advantage.loss.name if objective.advantage is not None else ""
     kind = ALGORITHMS.get(advantage, DEFAULT_ALGORITHM)

@@ -1,7 +1,7 @@
 """`[trainer.loss.kwargs]` parsed and checked, and what of it this PRIME-RL cannot run."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from composer_plugins.findings import Finding, Findings
 from composer_plugins.frameworks.prime_rl import (
@@ -16,41 +16,9 @@ from composer_plugins.objective.asking import Asked, ask
 from composer_plugins.objective.rules import sum_over_tokens
 
 MODULE = "composer_plugins.adapters.prime_rl_plugin"
+FUNCTION = f"{MODULE}.loss_fn"  # the import path
 TABLE = "trainer.loss.kwargs"
 DEFAULTS = {"policy": DEFAULT_POLICY, "hint_divergence": "sampled_token"}
-
-
-class Preset(NamedTuple):
-    """A function for `import_path` whose options are fixed in part."""
-
-    summary: str
-    options: dict[str, str]
-
-
-ROLLOUT, REINFORCE = {"old_policy": "rollout"}, {"policy": "reinforce"}
-PRESETS = {
-    "dppo": Preset(
-        "DPPO-Binary-TV with Kimi's drift term, PRIME-RL's default.",
-        {"policy": "dppo_tv@prime-rl"},
-    ),
-    "ipo": Preset(
-        "IPO as PRIME-RL @559b447 has it (threshold 0.1, kl_tau 1e-3).", {"policy": "ipo@prime-rl"}
-    ),
-    "grpo": Preset("PPO's clip (0.2 and 0.2) around the rollout policy.", {"policy": "grpo"} | ROLLOUT),
-    "dapo": Preset("PPO's clip with a higher upper bound (0.2 and 0.28).", {"policy": "dapo"} | ROLLOUT),
-    "gspo": Preset("GSPO: one clipped ratio per sequence.", {"policy": "gspo"} | ROLLOUT),
-    "cispo": Preset(
-        "CISPO: the clipped ratio is a weight and drops no token.", {"policy": "cispo"} | ROLLOUT
-    ),
-    "sapo": Preset("SAPO: a soft gate in place of the clip.", {"policy": "sapo"} | ROLLOUT),
-    "tis": Preset(
-        "REINFORCE with truncated importance sampling (cap 2).", REINFORCE | {"rollout_correction": "tis"}
-    ),
-    "icepop": Preset(
-        "REINFORCE on the tokens for which trainer and rollout engine agree.",
-        REINFORCE | {"rollout_correction": "icepop"},
-    ),
-}
 
 
 def stamped(asked: Asked) -> tuple[str, str]:
@@ -63,19 +31,9 @@ def stamped(asked: Asked) -> tuple[str, str]:
     )
 
 
-def parse(
-    kwargs: Mapping[str, Any], function: str = "loss_fn", key: str = TABLE
-) -> tuple[Asked | None, Findings]:
-    """What these kwargs of one of our functions ask for, and what is wrong with them, below `key`."""
-    fixed = PRESETS[function].options if function in PRESETS else {}
-    found = Findings()
-    for option in [one for one in kwargs if one in fixed]:
-        problem = f"the function {function} has chosen {fixed[option]!r} already"
-        remedy = f"remove it, or set import_path = {MODULE + '.loss_fn'!r}"
-        found.append(Finding("error", f"{key}.{option}", problem, remedy))
-    rest = {name: x for name, x in kwargs.items() if name not in fixed}
-    asked, more = ask(PRIME_RL, rest, defaults={**DEFAULTS, **fixed}, at=key)
-    found += more
+def parse(kwargs: Mapping[str, Any], key: str = TABLE) -> tuple[Asked | None, Findings]:
+    """What these kwargs of `loss_fn` ask for, and what is wrong with them, below `key`."""
+    asked, found = ask(PRIME_RL, kwargs, defaults=DEFAULTS, at=key)
     if asked is not None:
         found += (one.under(key) for one in _findings(asked))
     return asked, found

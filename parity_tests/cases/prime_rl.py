@@ -172,8 +172,6 @@ PRIME-RL's kl_tau beside cispo | policy = "cispo"; kl_tau = 0.1
 FILES = """
 a kernel as the import path | adapters.prime_rl_plugin.loss_fn => kernels.policy.grpo
 a stamp as the import path | plugin.loss_fn => plugin.stamps.stamp_reference
-a policy beside a function that has one | prime_rl_plugin.loss_fn => prime_rl_plugin.cispo
-a parameter of another policy | loss_fn => cispo & policy = "dppo_tv@prime-rl" => policy_params.tv_low = 0.1
 no type of the loss | type = "custom" => # no type
 PRIME-RL's own loss | "custom" => "default"
 a hint that nothing stamps | policy = "dppo_tv@prime-rl" => hint_weight = 0.1

@@ -275,7 +275,7 @@ def test_what_verl_reads_beside_the_loss_is_not_lost(changes: Table, key: str) -
         ),
         ("prime-rl", prime_rl(dppo_mask_high=10**400), "dppo_mask_high: .*(set a|correct the value)"),
         ("prime-rl", prime_rl({"orchestrator.algo": "grpo"}), "orchestrator.algo: .*write a table"),
-        ("prime-rl", prime_rl(type="custom", import_path="my.loss"), "import_path: 'my.loss' is not a func"),
+        ("prime-rl", prime_rl(type="custom", import_path="my.loss"), "import_path: 'my.loss' is not our f"),
         ("prime-rl", prime_rl(type="cispoo"), "trainer.loss.type: unknown loss 'cispoo'"),
         ("prime-rl", {"trainer": 5}, "trainer: it is 5; write a table"),
     ],

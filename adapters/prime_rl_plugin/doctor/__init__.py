@@ -12,15 +12,14 @@ from typing import Any
 from composer_plugins.adapters.prime_rl_plugin import files as configs
 from composer_plugins.adapters.prime_rl_plugin import upstream
 from composer_plugins.adapters.prime_rl_plugin.doctor import probe
-from composer_plugins.adapters.prime_rl_plugin.surface import MODULE, PRESETS, newer_than_tested, parse
+from composer_plugins.adapters.prime_rl_plugin.surface import FUNCTION, newer_than_tested, parse
 from composer_plugins.diagnosis import Examination, Target, ask
-from composer_plugins.errors import ConfigError, did_you_mean, near
+from composer_plugins.errors import ConfigError, did_you_mean
 from composer_plugins.findings import Finding
 from composer_plugins.frameworks.prime_rl import COMMIT
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import of_kind
 
-FUNCTIONS = ("loss_fn", *PRESETS)
 TOO_LATE = "PRIME-RL finds that out only after the model is loaded"
 
 
@@ -58,13 +57,12 @@ def of_loss(
 ) -> Iterator[Finding]:
     """What is wrong with the table of the loss at `key`; `complaint` is Python's about its import path."""
     if loss.get("type") != "custom":
-        remedy = f'set type = "custom" and import_path = "{MODULE}.loss_fn" in [{key}]'
+        remedy = f'set type = "custom" and import_path = "{FUNCTION}" in [{key}]'
         remedy += "; composer-plugins migrate --to prime-rl writes PRIME-RL's own loss as one of ours"
         problem = f"its type is {loss['type']!r}" if "type" in loss else "no type is set"
         yield Finding("warning", key, f"{problem}, so PRIME-RL trains with its own loss", remedy)
         return
-    module, _, name = path.rpartition(".")
-    is_ours = module == MODULE and name in FUNCTIONS
+    is_ours = path == FUNCTION
     if complaint is None and path.startswith("composer_plugins.") and not is_ours:
         complaint = "it cannot be called with PRIME-RL's LossInputs"
     if complaint is not None:
@@ -77,16 +75,16 @@ def of_loss(
         if not isinstance(kwargs, dict):
             yield Finding("error", f"{key}.kwargs", f"it is {kwargs!r}", f"write a table, [{key}.kwargs]")
             return
-        yield from parse(kwargs, name, f"{key}.kwargs")[1]
+        yield from parse(kwargs, f"{key}.kwargs")[1]
 
 
 def remedy_for(path: str, python: str) -> str:
     """What to do about an import path that PRIME-RL, which splits it at its last dot, cannot call."""
     name = path.replace(":", ".").rpartition(".")[2]
-    if name in of_kind(losses(), "policy") and name not in FUNCTIONS:
-        return f'set import_path = "{MODULE}.loss_fn" and kwargs.policy = "{name}"'
+    if name in of_kind(losses(), "policy"):
+        return f'set import_path = "{FUNCTION}" and kwargs.policy = "{name}"'
     if not path or path.startswith("composer_plugins"):
-        return did_you_mean([f"{MODULE}.{one}" for one in near(name, FUNCTIONS) or FUNCTIONS[:1]])
+        return did_you_mean([FUNCTION])
     return f"write module.function, and install the module for {python}"
 
 

@@ -11,9 +11,7 @@ import torch
 from hypothesis import given, settings
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import loss_fn, metrics
-from composer_plugins.adapters.prime_rl_plugin.surface import PRESETS
 from composer_plugins.adapters.prime_rl_plugin.upstream import METRICS
 from composer_plugins.conformance.prime_rl_claims.packs import packed
 from composer_plugins.kernels.divergences import sampled_token
@@ -183,14 +181,6 @@ def test_a_replayed_token_is_its_coefficient_alone_and_logged_with_it() -> None:
     assert out.metrics["composer/replay/token_frac"] == 1 and out.metrics["composer/policy/loss"] == 0
     gradient = torch.autograd.grad(out.loss, leaf["trainer_logprobs"])[0]
     assert torch.equal(gradient[mask], -2 * given["weights"][mask]) and not gradient[~mask].any()
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_named_function_is_loss_fn_with_its_choice_made(name: str) -> None:
-    inputs = sequence(*trained([sample(4, 8)]))
-    out = getattr(prime_rl_plugin, name)(inputs)
-    assert torch.equal(out.loss, loss_fn(inputs, **PRESETS[name].options).loss)
-    assert out.loss.isfinite() and out.loss.requires_grad
 
 
 def test_a_loss_by_import_path_is_that_function_on_the_unmasked_tokens() -> None:

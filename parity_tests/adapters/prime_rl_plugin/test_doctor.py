@@ -37,7 +37,6 @@ def find(text: str, version: str | None = None, **given: Any) -> list[Finding]:
     "edits",
     [
         "",
-        f"loss_fn => cispo & {POLICY} => policy_params.clip_high = 4.0",
         f"{POLICY} => hint_weight = 0.1; replay_weight = 1",
         f'{FUNCTION} => import_path = "json.dumps" & {POLICY} => anything = [1]',  # a loss of somebody else's
         "[trainer.loss] => [trainer.model]; x = 1; [trainer.loss] & group_size => batch_sise = 3; group_size",
@@ -111,11 +110,7 @@ def test_a_later_release_is_told_by_its_source(words: str, is_later: bool, modul
         ("pkg.broken.fn", "No module named 'not_there_at_all'"),
         ("", "ValueError did you mean loss_fn"),
         ("composer_plugins.adapters.prime_rl_plugin", "no attribute loss_fn"),
-        (
-            "composer_plugins.adapters.prime_rl_plugin:cispo",
-            "no attribute did you mean prime_rl_plugin.cispo",
-        ),
-        ("composer_plugins.adapters.prime_rl_plugin.cipso", "did you mean prime_rl_plugin.cispo"),
+        ("composer_plugins.adapters.prime_rl_plugin:loss_fn", "no attribute did you mean loss_fn"),
         ("composer_plugins.adapters.prime_rl_plugin.ppo", 'loss_fn" and kwargs.policy = "ppo"'),
         ("composer_plugins.kernels.policy.grpo", "cannot be called with PRIME-RL's LossInputs"),
     ],

@@ -23,7 +23,8 @@ from composer_plugins.objective.resolve import migrate, resolve
 MODULE = "composer_plugins.adapters.prime_rl_plugin"
 Run = Callable[..., tuple[int, str, str]]
 
-CUSTOM = f'{{ type = "custom", import_path = "{MODULE}.cispo" }}'
+CISPO = 'kwargs = { policy = "cispo", old_policy = "rollout" }'
+CUSTOM = f'{{ type = "custom", import_path = "{MODULE}.loss_fn", {CISPO} }}'
 OPD = 'orchestrator = { algo.type = "opd", group_size = 8 }'
 ORCHESTRATOR = """
 batch_size = 128
