@@ -14,6 +14,7 @@ from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Kind, Loss, of_kind
 
 # Options that only an estimator of ours reads.
+WEIGHTS = ("policy_weight", "hint_weight", "replay_weight")
 ADVANTAGE_OPTIONS = ("advantage", "advantage_params", "on_bad_reward")
 
 
@@ -79,7 +80,7 @@ class ComposerConfig(BaseModel):
             bad = {str(one["loc"][0]) for one in error.errors()}
             config = cls.model_validate({name: x for name, x in values.items() if str(name) not in bad})
             bad |= {name for one in bad for name in near(one, cls.model_fields)}
-        for prefixes, check in config._checks(framework_loss):
+        for prefixes, check in config._checks(framework_loss, unavailable):
             given = [name for name in values if str(name).startswith(prefixes)]
             if given and not [name for name in bad if name.startswith(prefixes)]:
                 with wrong.collected():
@@ -87,11 +88,13 @@ class ComposerConfig(BaseModel):
         enforce(wrong)
         return config
 
-    def _checks(self, framework_loss: str | None) -> list[tuple[tuple[str, ...], Callable[[], object]]]:
+    def _checks(
+        self, framework_loss: str | None, unavailable: Collection[str]
+    ) -> list[tuple[tuple[str, ...], Callable[[], object]]]:
         """What must hold beside the types of the options, with the prefixes of the options it looks at."""
         template = self.teacher_prompt_template
         return [
-            (("",), self._check_weights),
+            (("",), lambda: self._check_weights(unavailable)),
             (("policy",), lambda: self._check_policy(framework_loss)),
             (("advantage",), self.choose_advantage),
             (("rollout_correction",), self.choose_rollout_correction),
@@ -107,11 +110,11 @@ class ComposerConfig(BaseModel):
             ),
         ]
 
-    def _check_weights(self) -> None:
+    def _check_weights(self, unavailable: Collection[str]) -> None:
         if not (self.policy_weight or self.hint_weight or self.replay_weight):
-            problem = "it is 0, and so are the other weights: nothing trains"
-            remedy = "set policy_weight, hint_weight or replay_weight to a number above 0"
-            raise ConfigError("policy_weight", problem, remedy)
+            weights = [one for one in WEIGHTS if one not in unavailable]
+            problem = f"it is 0{', and so are the other weights' if weights[1:] else ''}: nothing trains"
+            raise ConfigError("policy_weight", problem, f"set {' or '.join(weights)} to a number above 0")
 
     def _check_policy(self, framework_loss: str | None) -> None:
         if self.policy != framework_loss:

@@ -32,7 +32,9 @@ def findings(table: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[F
         return
     if not table.get("use_opd"):
         problem = f"it is {options['hint_weight']!r}, and without use_opd slime has no teacher"
-        yield Finding("error", "hint_weight", problem, "set --use-opd with --opd-type, and --opd-kl-coef 0")
+        yield Finding(
+            "error", f"{NODE}.hint_weight", problem, "set --use-opd with --opd-type, and --opd-kl-coef 0"
+        )
     elif table.get("opd_kl_coef", 1.0):
         problem = "slime takes the same teacher off the advantages with this weight: it would count twice"
         yield Finding("error", "opd_kl_coef", problem, "set --opd-kl-coef 0, or hint_weight 0")
@@ -61,7 +63,7 @@ def not_filled(table: Mapping[str, Any], policy: Choice) -> Iterator[Finding]:
     for name, (options, remedy) in FILLED_BY.items():
         if name in policy.loss.needs and not any(table.get(key) for key in options):
             problem = f"{policy.name!r} needs {name}, and slime has none without {' or '.join(options)}"
-            yield Finding("error", "policy", problem, remedy)
+            yield Finding("error", f"{NODE}.policy", problem, remedy)
 
 
 def asked_of(table: Mapping[str, Any], options: Any) -> tuple[Trained | None, Findings]:
@@ -71,22 +73,23 @@ def asked_of(table: Mapping[str, Any], options: Any) -> tuple[Trained | None, Fi
         return None, Findings([Finding("error", NODE, problem, remedy)])
     own = {name: options[name] for name in ("mode", "max_length") if name in options}
     given = {name: value for name, value in options.items() if name not in own}
-    hint = {"hint_divergence": "sampled_token"} if given.get("hint_weight") else {}
     found, wrong = examined(
         SLIME,
         table,
-        {**hint, **given},
+        given,
         modes=("token-mean",) if table.get("calculate_per_token_loss") else BY_ROLLOUT,
         **own,
         not_ours=NOT_OURS,
         moved=moved(table),
+        defaults={"hint_divergence": "sampled_token"},
+        at=NODE,
         write=lambda option, value: f"{option}: {as_yaml(value)}",
     )
     every = [*findings(table, given), *wrong]
     if found:
         policy = found.objective.policy
         every += [*not_filled(table, policy), *of_temperature(table, given, policy)]
-    return found, Findings(x if x.key.split(",")[0].split(".")[0] in READ else x.under(NODE) for x in every)
+    return found, Findings(every)
 
 
 def parsed(args: Any) -> Trained:

@@ -67,6 +67,9 @@ def ask(
     are None where an error leaves them open.
     """
     found, theirs = Findings(), Findings()
+    ours = {
+        key: x for key, x in ours.items() if x is not None or key not in model.model_fields
+    }  # null: not set
     first: dict[str, Any] = {kind: own} if own else {}
     registered: dict[str, Any] = {kind: name} if name else {}
     # What the user has written counts before the registered name, and that before the defaults.

@@ -10,7 +10,7 @@ from typing import Any
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding
-from composer_plugins.frameworks.contract import Framework, Option
+from composer_plugins.frameworks.contract import Framework, Option, parameters_of
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.row import KINDS, Loss
 
@@ -49,7 +49,7 @@ def not_read(
     own = [one for one in framework.options_of(loss.kind) if one.key in moved and one.acts_by_parameters]
     if not own:
         return
-    values = dict[str, Any]()
+    values, alone = dict[str, Any](), [one.key for one in own if not parameters_of(one.sets, loss)]
     with suppress(ConfigError):  # a value that the framework, or our loss, does not have either
         values = framework.parameters(loss, {one.key: moved[one.key] for one in own})
     shown = ", ".join(f"{one.key}={moved[one.key]!r}" for one in own)
@@ -57,6 +57,8 @@ def not_read(
     what = KINDS[loss.kind].plural.removeprefix("policy ")
     problem = f"{framework.title} reads {them} for its own {what}, and {loss.name!r} does not ({shown})"
     remedy = f"remove {them}, and set {write({**values, **params})}" if values else f"remove {them}"
+    if values and alone:
+        remedy += f" ({loss.name!r} has nothing like {', '.join(alone)})"
     yield Finding("error", ", ".join(map(framework.key, own)), problem, remedy)
 
 

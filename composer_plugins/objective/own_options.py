@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 from composer_plugins.config import ABSENT, ComposerConfig, entry
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding, Findings, enforce
-from composer_plugins.frameworks.contract import Framework
+from composer_plugins.frameworks.contract import NOTHING, Framework
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.row import Parameter
 from composer_plugins.objective.asking import Asked, ask
 from composer_plugins.objective.by_table import ByTable
 from composer_plugins.objective.objective import NORM, Objective, channels_of
-from composer_plugins.objective.options import as_keyword
+from composer_plugins.objective.options import as_keyword, as_yaml
 from composer_plugins.objective.rules import denominator_of_another
 
 LENGTH = Parameter("of completions", low=1)
@@ -45,12 +45,14 @@ def examined(
     max_length: float | None = None,
     not_ours: Mapping[str, str],
     moved: Mapping[str, Any],
+    defaults: Mapping[str, Any] = NOTHING,
+    at: str = "",
     write: Callable[[str, Any], str] = as_keyword,
 ) -> tuple[Trained | None, Findings]:
     """Read the framework's config and our `options` for it, once; None where an error leaves them open.
 
     `table` is the framework's config. `moved` has its options that are not at their default: those of its
-    own losses are not read. `write` writes an option of ours as the user does. `modes` are the aggregation
+    own losses are not read. `defaults`, `at` and `write` are those of `ask`. `modes` are the aggregation
     modes that its denominators can carry, and `mode` the one that the user asks for. `not_ours` says what our
     loss does not do of an option of the framework with another value than those of `Framework.not_carried`.
     """
@@ -58,29 +60,34 @@ def examined(
     for key, why in not_ours.items():
         value = entry(table, key)
         if value is not ABSENT and value not in (neutral := framework.not_carried[key]):
-            found.append(Finding("error", key, f"it is {value!r}, and {why}", f"set it to {neutral[-1]!r}"))
+            found.append(
+                Finding("error", key, f"it is {value!r}, and {why}", f"set it to {as_yaml(neutral[-1])}")
+            )
     if key := own.not_in_catalogue("correction", table):
         problem = (
             f"it is {entry(table, key)!r}, which is no correction of the catalogue: our loss would drop it"
         )
         found.append(Finding("error", key, problem, "remove it, or set rollout_correction"))
     theirs = (own.named("policy", table) or framework.losses[0]).row
-    ours, wrong = ask(framework, options, moved, own=theirs, write=write)
+    ours, wrong = ask(framework, options, moved, own=theirs, defaults=defaults, at=at, write=write)
     found += wrong
     if ours is None:
         return None, found
     found += _another(own, table, ours.choice)
-    trained = None
+    objective = None
     with found.collected():
         objective = own.objective(table, ours.choice)
-        found += _twice(framework, objective, ours)
-        if ours.correction is not None:
-            objective = replace(objective, correction=ours.correction)
+    if objective is None:
+        return None, found
+    found += (one.under(at) if at else one for one in _twice(framework, objective, ours))
+    if ours.correction is not None:
+        objective = replace(objective, correction=ours.correction)
+    with found.collected(at):
         objective = _reduced(objective, framework, found, modes, mode, max_length)
         by = {**objective.denominators, "hint_weight": objective.mode}
         objective = replace(objective, denominators=by, channels=channels_of(ours.config))
-        trained = Trained(ours.config, objective)
-    return trained, found
+        return Trained(ours.config, objective), found
+    return None, found
 
 
 def _another(own: ByTable, table: Mapping[str, Any], policy: Choice) -> Iterator[Finding]:

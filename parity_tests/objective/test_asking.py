@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from composer_plugins.adapters.slime_loss.surface import asked_of
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.nemo_rl import LOSS, NEMO_RL
 from composer_plugins.frameworks.slime import SLIME
@@ -35,3 +36,27 @@ def test_a_length_that_cannot_divide_is_an_error(length: Any) -> None:
     how |= {"mode": "seq-mean-token-sum-norm", "max_length": length}
     with pytest.raises(ConfigError, match="max_length: it is "):
         asked(NEMO_RL, {LOSS: {}}, {"policy": "dr_grpo"}, **how)
+
+
+@pytest.mark.parametrize("option", ["policy_params", "policy_weight", "hint_divergence"])
+def test_an_option_that_is_null_is_not_set(option: str) -> None:
+    found, findings = ask(SLIME, {"policy": "cispo", option: None})
+    assert findings == [] and found == ask(SLIME, {"policy": "cispo"})[0]
+
+
+def test_a_weight_that_the_framework_refuses_is_no_remedy() -> None:
+    (error,) = ask(NEMO_RL, {"policy": "grpo", "policy_weight": 0})[1]
+    assert error.remedy == "set policy_weight to a number above 0" and "other weights" not in error.problem
+
+
+def test_an_option_that_our_loss_has_nothing_like_is_named() -> None:
+    error = ask(SLIME, {"policy": "gspo"}, {"eps_clip": 0.1, "eps_clip_c": 3.0})[1][0]
+    assert "set policy_params" in error.remedy and "'gspo' has nothing like eps_clip_c" in error.remedy
+
+
+def test_a_key_of_ours_stands_below_our_table_whatever_it_is_called() -> None:
+    args = {"rollout_temperature": 1.0}
+    _, findings = asked_of(args, {"policy": "cispo", "eps_clip": 0.2, "mode": "token-sum"})
+    assert [one.key for one in findings] == ["composer.eps_clip"]
+    _, findings = asked_of(args, {"policy": "cispo", "mode": "token-sum"})
+    assert [one.key for one in findings] == ["composer.mode"]
