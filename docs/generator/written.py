@@ -86,7 +86,6 @@ class Part(NamedTuple):
         return len({*texts}) == 1
 
 
-in_memory = partial(Part, "docs/memory.md")
 in_trl_options = partial(Part, "docs/trl_options.md")
 in_trl_support = partial(Part, "docs/trl_support.md")
 FRAMEWORKS = (("trl", TRL), ("verl", VERL), ("prime-rl", CHECKOUT))
@@ -94,7 +93,6 @@ MORE = (("skyrl", SKYRL), ("nemo-rl", NEMO_RL), ("slime", SLIME), ("torchtitan",
 
 PARTS = (
     Part("docs/denominators.svg", "", "picture:draw"),
-    *(in_memory(name, f"memory:{name}") for name in ("configs", "engines", "sizes")),
     Part("docs/status.md", "last runs", "records:runs"),
     Part("docs/prime_rl.md", "options", "options:of_prime_rl"),
     Part("docs/verl.md", "options", "options:of_verl"),
