@@ -17,7 +17,7 @@ OURS = "composer_plugins.adapters.slime_loss.loss_fn"
 PATH, TYPE = "custom_loss_function_path", "loss_type"
 
 
-class Surface(ByTable):
+class Configs(ByTable):
     """The arguments of slime, as a command line or the YAML of --custom-config-path gives them."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Surface(ByTable):
         return differing.isdisjoint({*OF_A_POLICY, "policy_weight"})
 
 
-_surface = Surface()
-read, write, render, release = _surface.read, _surface.write, _surface.render, _surface.release
-unread = _surface.unread
-KNOWN = _surface.KNOWN
+_configs = Configs()
+read, write, render, release = _configs.read, _configs.write, _configs.render, _configs.release
+unread = _configs.unread
+KNOWN = _configs.KNOWN

@@ -11,7 +11,7 @@ from typer.core import TyperCommand
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.registry import frameworks
 from composer_plugins.objective.files import one_config
-from composer_plugins.objective.resolve import surface
+from composer_plugins.objective.resolve import configs_of
 from composer_plugins.objective.words import CommandLine, command_line
 
 SCRIPT = re.compile(r".*\.(sh|bash|zsh|slurm|sbatch|py)(:\d+)?")
@@ -43,7 +43,7 @@ class Given(NamedTuple):
 
     def table(self) -> dict[str, Any]:
         """The config: the files with the options. Several files are an error where one run has one."""
-        merged = getattr(surface(self.framework), "merged_config", None)
+        merged = getattr(configs_of(self.framework), "merged_config", None)
         if merged is not None:
             found: dict[str, Any] = merged(self.files, self.overrides)
             return found

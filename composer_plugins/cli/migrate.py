@@ -68,7 +68,7 @@ def migrate(
             name = f"{given_here.what} of {source}"
         objective = read.required()
         found = resolve.migrate(objective, to, version)
-    versions = f"Written for {resolve.surface(to).release(version)}."
+    versions = f"Written for {resolve.configs_of(to).release(version)}."
     if read.release:
         versions = f"Read as a config of {read.release}. {versions}"
     lines = [f"# {line}".rstrip() for line in comments(name, to, found, read, versions)]

@@ -103,7 +103,7 @@ OPTIONS = (
 
 # What bears on the loss and has no field in an Objective, with the values that change nothing.
 NOT_CARRIED: dict[str, tuple[Any, ...]] = {
-    "loss_type": (None, "policy_loss", "custom_loss", "sft_loss"),  # the adapter's Surface looks at it
+    "loss_type": (None, "policy_loss", "custom_loss", "sft_loss"),  # the adapter's Configs looks at it
     "composer": (None, {}),  # our own options: the adapter reads them
     "kl_coef": (None, 0, 0.0),
     "normalize_advantages": (None, False),

@@ -1,6 +1,6 @@
 """`resolve`: what a framework trains with a config, and what does not hold of it. `migrate`: for another one.
 
-A framework with an adapter has a module (`Framework.migration`) with the functions of `Surface`. A framework
+A framework with an adapter has a module (`Framework.migration`) with the functions of `Configs`. A framework
 without one is read and written by its table: `by_table`. What the target cannot do is found by reading back
 what was written, so nobody keeps a list of differences.
 
@@ -24,7 +24,7 @@ from composer_plugins.objective.keys import grouped
 from composer_plugins.objective.objective import Objective
 
 
-class Surface(Protocol):
+class Configs(Protocol):
     """How the configs of a framework are read and written."""
 
     @property
@@ -98,7 +98,7 @@ def unreadable(option: str, name: str, known: Iterable[str]) -> ConfigError:
     return unknown(option, name, known, noun="framework")
 
 
-def surface(name: str) -> Surface:
+def configs_of(name: str) -> Configs:
     """How the configs of a framework are read and written; ConfigError where it is not installed."""
     framework = frameworks()[name]
     if not framework.migration:
@@ -108,7 +108,7 @@ def surface(name: str) -> Surface:
     except ImportError as error:
         remedy = f"run this command where {name} is installed"
         raise ConfigError(name, f"{error.name} is not installed here", remedy) from None
-    adapter: Surface = found
+    adapter: Configs = found
     return adapter
 
 
@@ -121,7 +121,7 @@ def resolve(
     where the framework is not installed.
     """
     check_schema(frameworks()[framework], table, option)
-    adapter = surface(framework)
+    adapter = configs_of(framework)
     top = {one.partition(".")[0] for one in adapter.KNOWN}
     if table and not any(str(key).partition(".")[0] in top for key in table):
         problem = f"the config has none of {framework}'s tables or options, but {', '.join(map(str, table))}"
@@ -165,7 +165,7 @@ def migrate(objective: Objective, target: str, version: str | None = None) -> Mi
 
     Raises ConfigError where the target cannot run the policy loss at all.
     """
-    there = surface(target)
+    there = configs_of(target)
     table = there.write(objective, version)
     read = resolve(target, there.write(replace(objective, no_policy=""), version), version)
     written = read.required()

@@ -24,7 +24,7 @@ from composer_plugins.losses.choosing import choose
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, Loss
 from composer_plugins.objective.objective import NORM, Objective, of_choice
-from composer_plugins.objective.resolve import migrate, resolve, surface
+from composer_plugins.objective.resolve import configs_of, migrate, resolve
 from docs.generator import path_of_trl, path_of_verl
 from docs.generator.drawn import LENGTHS, WIDTH, Batch, drawn
 from docs.generator.markdown import table as as_table
@@ -139,7 +139,7 @@ def catalogue_tables() -> Iterator[Case]:
             of_choice(choice), advantage=advantage, group_size=8, length=length, has_terms=True
         )
         for framework in FRAMEWORKS:
-            yield Case(loss.name, framework, surface(framework).write(objective))
+            yield Case(loss.name, framework, configs_of(framework).write(objective))
 
 
 class Row(NamedTuple):

@@ -12,7 +12,7 @@ from composer_plugins.frameworks.registry import frameworks
 from composer_plugins.frameworks.slime import ICEPOP
 from composer_plugins.objective.by_table import ByTable
 from composer_plugins.objective.objective import Objective
-from composer_plugins.objective.resolve import examine, migrate, resolve, surface
+from composer_plugins.objective.resolve import configs_of, examine, migrate, resolve
 
 
 def read(framework: str, **table: Any) -> Objective:
@@ -196,7 +196,7 @@ def test_the_doctor_of_slime_reads_our_own_options() -> None:
 
 def test_both_are_known_to_every_command() -> None:
     for name in ("nemo-rl", "slime"):
-        assert surface(name).release()
+        assert configs_of(name).release()
         assert frameworks()[name].convention and frameworks()[name].claims
 
 

@@ -18,7 +18,7 @@ from composer_plugins.objective.differences import EFFECTS, NOT_CARRIED_OVER, TO
 from composer_plugins.objective.differences import differences as differing
 from composer_plugins.objective.keys import not_looked_at
 from composer_plugins.objective.objective import KL, NORM, Objective, behaviours, of_choice
-from composer_plugins.objective.resolve import migrate, resolve, surface
+from composer_plugins.objective.resolve import configs_of, migrate, resolve
 from parity_tests.cases.verl_config import ACTOR, CORRECTION, ESTIMATOR, GROUP_SIZE, LOSS_MODE, NODE, changed
 
 # Options of ComposerConfig that no channel has.
@@ -437,7 +437,7 @@ def test_there_and_back_again_nothing_differs(pair: tuple[str, str]) -> None:
             correction=None if old or rollout else correction,
         )
         try:
-            first = read(source, surface(source).write(plain))
+            first = read(source, configs_of(source).write(plain))
             there = migrate(first, target)
         except ConfigError:  # one of them does not have the loss
             continue
