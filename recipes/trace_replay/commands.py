@@ -14,7 +14,7 @@ from rich.text import Text
 
 from composer_plugins.errors import ConfigError, DataError, in_a_line, unknown
 from composer_plugins.recipes.shared import INTERRUPTED, cut, make_folder
-from composer_plugins.recipes.trace_replay.formats import FORMATS, log_files, read_logs, read_tools
+from composer_plugins.recipes.trace_replay.formats import log_files, read_logs, read_tools
 from composer_plugins.recipes.trace_replay.formats.common import Acted, Tally
 from composer_plugins.recipes.trace_replay.journal import FILE, Journal
 from composer_plugins.recipes.trace_replay.states import (
@@ -49,15 +49,9 @@ def make_states(
     redact: Annotated[
         str, typer.Option(help="secrets: replace secrets; nothing: write the logs as they are. No default.")
     ] = "",
-    log_format: Annotated[
-        str | None, typer.Option("--format", help=f"{', '.join(FORMATS)}; found by each file's first line.")
-    ] = None,
     tools: Annotated[
         Path | None, typer.Option(help="JSON file with OpenAI function tools, for logs that have none.")
     ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Stop at a file that cannot be read. Without it, it is skipped.")
-    ] = False,
 ) -> None:
     """Write every point at which the model acted to DIR/states.jsonl."""
     if not redact:
@@ -65,13 +59,15 @@ def make_states(
         raise ConfigError("--redact", problem, f"set --redact {SECRETS}, or --redact {NOTHING}")
     if redact not in (SECRETS, NOTHING):
         raise unknown("--redact", redact, (SECRETS, NOTHING), noun="choice", guess=False)
-    files = [one for one in log_files(logs or []) if out.resolve() not in one[0].resolve().parents]
+    if not logs:
+        raise ConfigError("LOGS", "no log is given", "name log files, or folders with *.jsonl files")
+    files = [one for one in log_files(logs) if out.resolve() not in one[0].parents]
     known_tools = read_tools(tools) if tools is not None else None
-    run: dict[str, Any] = {"logs": sorted(map(str, logs or ())), "redact": redact, "format": log_format}
+    run: dict[str, Any] = {"logs": sorted(map(str, logs)), "redact": redact}
     run["tools"] = "those of the logs" if tools is None else f"those of the logs, else of {tools}"
     _check_folder(out, run)
     tally = Tally()
-    actions = list(read_logs(files, log_format, known_tools, tally, is_strict=strict))
+    actions = list(read_logs(files, known_tools, tally))
     if not actions:
         counted = tally.actions + tally.lines
         reasons = ", ".join(f"{reason}: {number}" for reason, number in counted.most_common())
@@ -95,7 +91,7 @@ def make_states(
     write_text(out / RUN, json.dumps(run, indent=1) + "\n")
     console.print(f"{len(states)} state{'s' * (len(states) != 1)} in {out / STATES}", soft_wrap=True)
     for label, why in tally.skipped.items():
-        console.print(Text(f"skipped: {label} ({why}); --strict stops there", style="yellow"), soft_wrap=True)
+        console.print(Text(f"skipped: {label} ({why})", style="yellow"), soft_wrap=True)
     _print_counts("not used, or left out", {**tally.actions, **tally.lines})
     _print_counts("different secrets, replaced everywhere", secrets)
     if run["states_without_tools"]:

@@ -147,8 +147,8 @@ CANNOT_START = [
     (f"states {QUOTED} --redact nothing --out file", "--out: 'file' cannot be written"),
     (f"states {QUOTED} --redact nothing --out file/run", "--out: 'file/run' cannot be written (Not a dir"),
     ("states --redact nothing", "LOGS: no log is given; name log files, or folders with *.jsonl files"),
-    (f"states empty {BOTH}", "empty: the folder has no *.jsonl file; name a folder that holds logs"),
-    (f"states gone {BOTH}", "gone: there is no such file or folder; name log files or folders"),
+    (f"states empty {BOTH}", "empty: the folder has no *.jsonl file; name log files, or folders with"),
+    (f"states gone {BOTH}", "gone: there is no such file or folder; name log files, or folders"),
     (f"states silent.jsonl {BOTH}", "LOGS: no action of a model is in 1 file(s); give logs in which a"),
     ("pairs gone", "DIR: gone/run.json cannot be read (FileNotFoundError"),
     ("replay gone --teachers teachers.yaml --max-usd 1", "DIR: gone/run.js"),
@@ -173,7 +173,6 @@ ANOTHER_RUN = "--out: run has the states of a run with other"
 NO_JOURNAL = [
     ("pairs run", "run/answers.sqlite: there is no journal; run the command `replay` first"),
     (f"{STATES} --redact nothing", f"{ANOTHER_RUN} redact; name another folder"),
-    (f"{STATES} --format openai", f"{ANOTHER_RUN} format; name another folder"),
 ]
 WITH_A_JOURNAL = [
     ("pairs run", "DIR: no answer in run/answers.sqlite belongs to a state in"),
