@@ -89,10 +89,9 @@ def card(run: dict[str, Any], pairs: Sequence[Pair], costs: Costs) -> str:
         "configs": [{"config_name": "default", "data_files": PAIRS}],
     }
     removed = (
-        "Secrets were replaced by `[REDACTED ...]`: tokens of the forms that detect-secrets knows, private "
-        "keys, and values that are assigned to names such as `password` or `api_key`. A secret without a "
-        "known form and without such a name is still there, and so is one that looks like code, such as "
-        "`password=letters`."
+        "Secrets were replaced by `[REDACTED ...]`: those that the plugins of detect-secrets find. A value "
+        "without quotes, such as `PASSWORD=value`, is still there, and so is a token of a form that they do "
+        "not know."
     )
     redaction = removed if run["redact"] == "secrets" else "Nothing was redacted."
     lines = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", ""]
