@@ -142,7 +142,7 @@ def replay_command(
     samples: Annotated[int, typer.Option(help="Answers of each teacher to each state.")] = 1,
     concurrency: Annotated[int, typer.Option(help="Requests at the same time.")] = 8,
 ) -> None:
-    """Ask every teacher at every state, and keep the answers in DIR/answers.sqlite."""
+    """Ask every teacher at every state, and keep the answers in DIR/answers.jsonl."""
     from composer_plugins.recipes.trace_replay.teachers import load_teachers
 
     ask(folder, load_teachers(teachers), max_usd, samples, concurrency)
@@ -157,7 +157,7 @@ def ask(folder: Path, teachers: list[Any], max_usd: float, samples: int, concurr
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
         with (
-            Journal(folder / FILE) as answers,
+            _journal(folder) as answers,
             Progress(*columns, console=console, disable=not console.is_terminal) as bar,
         ):
             task = bar.add_task("asking", total=None)
@@ -191,6 +191,14 @@ def ask(folder: Path, teachers: list[Any], max_usd: float, samples: int, concurr
         raise typer.Exit(1)
 
 
+def _journal(folder: Path, *, create: bool = True) -> Journal:
+    journal = Journal(folder / FILE, create=create)
+    if journal.has_half_line:
+        text = f"the last line of {folder / FILE} was written in part and is cut off: it is asked for again"
+        console.print(Text(text, style="yellow"), soft_wrap=True)
+    return journal
+
+
 @app.command("pairs")
 def make_pairs(
     folder: Folder,
@@ -208,27 +216,21 @@ def make_pairs(
     group = pairs.find_judge(judge) if judge else None
     run, states = _read_folder(folder)
     ignored = pairs.ignored_arguments(ignore or [], states)
-    answers, left_out, scores, costs = list[Any](), list[Any](), list[Any](), report.Costs()
+    answers, scores, costs = list[Any](), list[Any](), report.Costs()
     by_outcome = any(state.outcome is not None for state in states)  # which needs no teacher
     if (folder / FILE).exists() or not by_outcome:
-        with Journal(folder / FILE, create=False) as journal:
+        with _journal(folder, create=False) as journal:
             answers, scores = list(journal.answers()), list(journal.scores())
             failures = Counter(cut(reason, 80) for reason in journal.failures())
             by_teacher = Counter(dict.fromkeys(journal.teachers(), 0))
-            left_out = [answer for answer in answers if answer.teacher not in by_teacher]
-            answers = [answer for answer in answers if answer.teacher in by_teacher]
             by_teacher.update(answer.teacher for answer in answers)
-            costs = report.Costs(journal.spent(), by_teacher, failures)
+            costs = report.Costs(journal.spent, by_teacher, failures)
     known = {state.id for state in states}
     if answers and not any(answer.state in known for answer in answers):
         problem = f"no answer in {folder / FILE} belongs to a state in {folder / STATES}"
         raise ConfigError("DIR", problem, "name a folder whose states were replayed")
-    if answers and min_agree > (most := max(len(costs.answers), 2 if by_outcome else 0)):
-        problem = f"it is {min_agree}, and the journal has {most} teacher(s)"
-        raise ConfigError("--min-agree", problem, "set at most the number of teachers, or ask more teachers")
     found, counts = pairs.make_pairs(states, answers, min_agree=min_agree, judge=group, ignored=ignored)
     counts.answers["to a state that is not in states.jsonl"] += sum(a.state not in known for a in answers)
-    counts.answers["of a teacher that the last replay did not ask"] += len(left_out)
     settings = {"judge": judge, "min_agree": min_agree, "ignored": ", ".join(ignore or [])}
     if found:
         report.write_pairs(found, folder / report.PAIRS)

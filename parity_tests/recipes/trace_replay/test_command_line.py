@@ -18,7 +18,6 @@ from composer_plugins.recipes.trace_replay import __main__ as command
 from composer_plugins.recipes.trace_replay import demo
 from composer_plugins.recipes.trace_replay.journal import Journal
 from composer_plugins.recipes.trace_replay.states import read_states
-from composer_plugins.recipes.trace_replay.teachers import load_teachers
 from parity_tests.rigs.scripted_faults import FaultyTeachers
 
 SESSION = demo.SESSION
@@ -84,18 +83,10 @@ def error(ran: Ran) -> str:
     return ran.err.removeprefix("error: ").strip()
 
 
-def ask(folder: Path, *names: str) -> None:
-    """Let the journal know that these teachers are to be asked."""
-    teachers = load_teachers(Path("teachers.yaml"))
-    with Journal(folder / "answers.sqlite") as journal:
-        journal.check_teachers([teacher for teacher in teachers if teacher.name in names])
-
-
 def answer(folder: Path, state: str, teacher: str, message: dict[str, Any]) -> None:
     """Write an answer of a teacher into the journal."""
-    with Journal(folder / "answers.sqlite") as journal:
-        journal.mark((state, teacher, 0), 0.0)
-        journal.answer((state, teacher, 0), usd=0.0, message=message, finish_reason="stop")
+    with Journal(folder / "answers.jsonl") as journal:
+        journal.add((state, teacher, 0), usd=0.0, message=message, finish_reason="stop")
 
 
 def test_the_steps_one_after_the_other(run: Run, folder: Path, server: FaultyTeachers) -> None:
@@ -108,7 +99,7 @@ def test_the_steps_one_after_the_other(run: Run, folder: Path, server: FaultyTea
         ran = run(PAIRS)
         assert ran.code == 0 and ran.out.startswith("5 pairs in run/pairs.parquet")
     assert len(server.requests) == 33
-    written = {"run.json", "states.jsonl", "answers.sqlite", "pairs.parquet", "report.md", "README.md"}
+    written = {"run.json", "states.jsonl", "answers.jsonl", "pairs.parquet", "report.md", "README.md"}
     assert {path.name for path in folder.iterdir()} == written
     ran_with = json.loads((folder / "run.json").read_text())
     assert (ran_with["states"], ran_with["states_without_tools"], ran_with["redact"]) == (11, 0, "secrets")
@@ -128,11 +119,6 @@ def test_the_steps_one_after_the_other(run: Run, folder: Path, server: FaultyTea
         "| text alone, which agrees with nothing without a judge | 6 |",
     ):
         assert part in report
-    # Good pairs of an earlier run stay.
-    before = {path: path.read_bytes() for path in folder.iterdir() if path.suffix != ".sqlite"}
-    refused = error(run("pairs run --min-agree 4"))
-    assert refused.startswith("--min-agree: it is 4, and the journal has 3 teacher(s)")
-    assert all(path.read_bytes() == content for path, content in before.items())
 
 
 BOTH = "--out run --redact nothing"
@@ -171,11 +157,11 @@ def test_a_command_that_cannot_start_writes_nothing(run: Run, line: str, message
 
 ANOTHER_RUN = "--out: run has the states of a run with other"
 NO_JOURNAL = [
-    ("pairs run", "run/answers.sqlite: there is no journal; run the command `replay` first"),
+    ("pairs run", "run/answers.jsonl: there is no journal; run the command `replay` first"),
     (f"{STATES} --redact nothing", f"{ANOTHER_RUN} redact; name another folder"),
 ]
 WITH_A_JOURNAL = [
-    ("pairs run", "DIR: no answer in run/answers.sqlite belongs to a state in"),
+    ("pairs run", "DIR: no answer in run/answers.jsonl belongs to a state in"),
     (f"states {QUOTED} --out run --redact secrets", f"{ANOTHER_RUN} tools; name another folder"),
 ]
 
@@ -188,14 +174,13 @@ def test_a_command_that_does_not_go_with_the_run_is_an_error(
     run: Run, folder: Path, has_journal: bool, line: str, message: str
 ) -> None:
     if has_journal:
-        ask(folder, "ada")
         answer(folder, "0" * 16, "ada", {"content": "x"})
     assert error(run(line)).startswith(message)
-    assert (folder / "answers.sqlite").exists() == has_journal
+    assert (folder / "answers.jsonl").exists() == has_journal
 
 
 def test_a_folder_that_holds_something_else_is_an_error(run: Run, folder: Path) -> None:
-    ask(folder)
+    answer(folder, read_states(folder / "states.jsonl")[0].id, "ada", {"content": "x"})
     (folder / "report.md").mkdir()
     problem = "report.md: 'run/report.md' cannot be written (Is a directory); name another path"
     assert error(run("pairs run")) == problem
@@ -216,13 +201,8 @@ def test_what_a_run_wrote_is_no_log_of_the_next(run: Run, tmp_path: Path) -> Non
 
 def test_no_pair_is_reported_and_is_status_1(run: Run, folder: Path) -> None:
     """The only teacher does in the first state what the trace did."""
-    ask(folder, "ada")
     first, *_ = read_states(folder / "states.jsonl")
     answer(folder, first.id, "ada", first.observed)
-    refused = "--min-agree: it is 2, and the journal has 1 teacher(s); set at most the number of teachers"
-    assert error(run("pairs run")).startswith(refused)
-    assert not (folder / "report.md").exists()
-    ask(folder, "ada", "bob")
     ran = run("pairs run")
     assert ran.code == 1 and "no parquet file is written; run/report.md says why\n" in ran.out
     assert not (folder / "pairs.parquet").exists() and not (folder / "README.md").exists()
@@ -230,13 +210,11 @@ def test_no_pair_is_reported_and_is_status_1(run: Run, folder: Path) -> None:
     ran = run("pairs run")
     assert ran.code == 1 and "run/pairs.parquet is of an earlier run, and is kept" in ran.out
     assert (folder / "pairs.parquet").read_text() == "of before"
-    report = (folder / "report.md").read_text()
-    assert "| bob | 0 |" in report and "| fewer than 2 teachers agree | 1 |" in report
+    assert "| fewer than 2 teachers agree | 1 |" in (folder / "report.md").read_text()
 
 
 def test_a_judge_in_the_current_folder_is_found(run: Run, folder: Path) -> None:
     Path("my_judge.py").write_text("def same(state, messages):\n    return ['x' for _ in messages]\n")
-    ask(folder, "ada", "bob")
     for state in read_states(folder / "states.jsonl"):
         for teacher in ("ada", "bob"):
             answer(folder, state.id, teacher, {"role": "assistant", "content": teacher})
@@ -266,7 +244,7 @@ def test_ctrl_c_keeps_the_answers_and_says_how_to_go_on(run: Run, folder: Path) 
     assert replaying.returncode == 130
     said = "interrupted: the answers that have arrived are kept; run the same command"
     assert out.decode().startswith(said)
-    with Journal(folder / "answers.sqlite") as journal:
+    with Journal(folder / "answers.jsonl") as journal:
         answered = len([*journal.answers()])
     assert len(server.billed) - 8 <= answered < 33  # so many are in flight
     with FaultyTeachers(demo.scripted_answer) as server:
@@ -275,30 +253,23 @@ def test_ctrl_c_keeps_the_answers_and_says_how_to_go_on(run: Run, folder: Path) 
         assert len(server.requests) == 33 - answered
 
 
-def test_a_teacher_that_the_last_replay_did_not_ask_has_no_vote(
-    run: Run, folder: Path, server: FaultyTeachers
-) -> None:
-    """A teacher that was changed has a new name, and would otherwise vote twice."""
-    assert run(f"{REPLAY} 1").code == 0
-    write_teachers(server.base_url, [*demo.TEACHERS][:2])
-    assert run(f"{REPLAY} 1").code == 0
-    assert run(PAIRS).code == 0
-    report = (folder / "report.md").read_text()
-    assert "| of a teacher that the last replay did not ask | 11 |" in report
-    assert "| ada | 11 |" in report and "| eve |" not in report and " of 3 |" not in report
-
-
 def test_a_budget_that_is_too_small_says_which_is_enough(run: Run, server: FaultyTeachers) -> None:
-    """With the named budget the next request is sent; with the other all are."""
     ran = run(f"{REPLAY} 0.001")
     assert ran.code == 1 and "requests that did not fit the budget: 33; set --max-usd " in ran.out
-    words = ran.out.partition("--max-usd ")[2].split()
-    smallest, enough = words[0], words[words.index("about") + 1]
-    run(f"{REPLAY} {float(smallest) - 1e-5:.6f}")
+    enough = ran.out.partition("--max-usd ")[2].split()[0]
     assert not server.requests
-    run(f"{REPLAY} {smallest}")
-    assert len(server.requests) >= 1
     assert run(f"{REPLAY} {enough}").code == 0 and len(server.requests) == 33
+
+
+def test_half_a_last_line_is_said_and_asked_for_again(run: Run, folder: Path, server: FaultyTeachers) -> None:
+    run(f"{REPLAY} 1")
+    journal = folder / "answers.jsonl"
+    journal.write_bytes(journal.read_bytes()[:-9])
+    ran = run(f"{REPLAY} 1")
+    assert ran.out.startswith(
+        "the last line of run/answers.jsonl was written in part and is cut off: it is a"
+    )
+    assert "1 new answers, 32 from before" in ran.out and len(server.requests) == 34
 
 
 MARGINS = "composer/replay/rewards/margins of 3 steps: "
