@@ -99,26 +99,21 @@ def test_the_steps_one_after_the_other(run: Run, folder: Path, server: FaultyTea
         ran = run(PAIRS)
         assert ran.code == 0 and ran.out.startswith("5 pairs in run/pairs.parquet")
     assert len(server.requests) == 33
-    written = {"run.json", "states.jsonl", "answers.jsonl", "pairs.parquet", "report.md", "README.md"}
+    written = {"run.json", "states.jsonl", "answers.jsonl", "pairs.parquet", "README.md"}
     assert {path.name for path in folder.iterdir()} == written
-    ran_with = json.loads((folder / "run.json").read_text())
-    assert (ran_with["states"], ran_with["states_without_tools"], ran_with["redact"]) == (11, 0, "secrets")
-    assert ran_with["lines"]["torn last line of a file that is being written"] == 1
-    states, report, card = ((folder / n).read_text() for n in ("states.jsonl", "report.md", "README.md"))
+    run_json, states, card = ((folder / n).read_text() for n in ("run.json", "states.jsonl", "README.md"))
+    assert json.loads(run_json)["redact"] == "secrets"
     hidden = [*demo.PLANTED, str(folder.parent)]
-    assert not any(text in states + report + card for text in hidden)
-    assert "ada (11 answers), bob (11 answers), eve (11 answers)." in card
+    assert not any(text in run_json + states + card for text in hidden)
     for part in (
-        "- Arguments that are not compared: Bash.description.",
-        "- States without tools: 0",
-        "5 pairs: 5 by agreement",
-        "| 3 of 3 | 4 |",
+        "5 pairs, 5 by agreement",
+        "| torn last line of a file that is being written | 1 |",
         "| ada | 11 |",
         "| AWS Access Key | 1 |",
         "| dropped: it calls a tool that the state does not have | 1 |",
-        "| text alone, which agrees with nothing without a judge | 6 |",
+        "| text alone, which agrees with nothing | 6 |",
     ):
-        assert part in report
+        assert part in card
 
 
 BOTH = "--out run --redact nothing"
@@ -155,39 +150,12 @@ def test_a_command_that_cannot_start_writes_nothing(run: Run, line: str, message
     assert not any(path.is_file() for path in {*Path().rglob("*")} - before)
 
 
-ANOTHER_RUN = "--out: run has the states of a run with other"
-NO_JOURNAL = [
-    ("pairs run", "run/answers.jsonl: there is no journal; run the command `replay` first"),
-    (f"{STATES} --redact nothing", f"{ANOTHER_RUN} redact; name another folder"),
-]
-WITH_A_JOURNAL = [
-    ("pairs run", "DIR: no answer in run/answers.jsonl belongs to a state in"),
-    (f"states {QUOTED} --out run --redact secrets", f"{ANOTHER_RUN} tools; name another folder"),
-]
-
-
-@pytest.mark.parametrize(
-    ("has_journal", "line", "message"),
-    [*((False, *case) for case in NO_JOURNAL), *((True, *case) for case in WITH_A_JOURNAL)],
-)
-def test_a_command_that_does_not_go_with_the_run_is_an_error(
-    run: Run, folder: Path, has_journal: bool, line: str, message: str
-) -> None:
-    if has_journal:
-        answer(folder, "0" * 16, "ada", {"content": "x"})
-    assert error(run(line)).startswith(message)
-    assert (folder / "answers.jsonl").exists() == has_journal
-
-
 def test_a_folder_that_holds_something_else_is_an_error(run: Run, folder: Path) -> None:
-    answer(folder, read_states(folder / "states.jsonl")[0].id, "ada", {"content": "x"})
-    (folder / "report.md").mkdir()
-    problem = "report.md: 'run/report.md' cannot be written (Is a directory); name another path"
-    assert error(run("pairs run")) == problem
+    assert error(run("pairs run")) == "run/answers.jsonl: there is no journal; run the command `replay` first"
+    (folder / "states.jsonl").write_text("{}\n")
+    assert error(run("pairs run")).startswith("run/states.jsonl:1: it is no state: TypeError")
     (folder / "run.json").unlink()
-    assert error(run(STATES)).startswith("DIR: run/run.json cannot be read (FileNotFoundError")
-    (folder / "run.json").write_text("{}")
-    assert error(run(STATES)).startswith("DIR: run/run.json was not written by the command `states`")
+    assert error(run("pairs run")).startswith("DIR: run/run.json cannot be read (FileNotFoundError")
 
 
 def test_what_a_run_wrote_is_no_log_of_the_next(run: Run, tmp_path: Path) -> None:
@@ -199,31 +167,20 @@ def test_what_a_run_wrote_is_no_log_of_the_next(run: Run, tmp_path: Path) -> Non
     assert all(secret in text for secret in demo.PLANTED)
 
 
-def test_no_pair_is_reported_and_is_status_1(run: Run, folder: Path) -> None:
-    """The only teacher does in the first state what the trace did."""
+def test_no_pair_is_said_and_is_status_1(run: Run, folder: Path) -> None:
+    """The only teacher does in the first state what the trace did. Pairs of an earlier run stay."""
     first, *_ = read_states(folder / "states.jsonl")
     answer(folder, first.id, "ada", first.observed)
-    ran = run("pairs run")
-    assert ran.code == 1 and "no parquet file is written; run/report.md says why\n" in ran.out
-    assert not (folder / "pairs.parquet").exists() and not (folder / "README.md").exists()
     (folder / "pairs.parquet").write_text("of before")
     ran = run("pairs run")
-    assert ran.code == 1 and "run/pairs.parquet is of an earlier run, and is kept" in ran.out
+    assert ran.code == 1 and ran.out.endswith("no pair was made, and run/pairs.parquet is not written\n")
+    assert "     1  fewer than 2 teachers agree\n" in ran.out and not (folder / "README.md").exists()
     assert (folder / "pairs.parquet").read_text() == "of before"
-    assert "| fewer than 2 teachers agree | 1 |" in (folder / "report.md").read_text()
-
-
-def test_a_judge_in_the_current_folder_is_found(run: Run, folder: Path) -> None:
-    Path("my_judge.py").write_text("def same(state, messages):\n    return ['x' for _ in messages]\n")
-    for state in read_states(folder / "states.jsonl"):
-        for teacher in ("ada", "bob"):
-            answer(folder, state.id, teacher, {"role": "assistant", "content": teacher})
-    assert run("pairs run --judge my_judge:same").out.startswith("9 pairs")  # two traces have text
 
 
 def test_tools_can_be_named_later(run: Run, tmp_path: Path) -> None:
     without = run(f"states {QUOTED} --out run --redact secrets").out
-    assert "11 states have no tools, so that a teacher can call none there; --tools names a file" in without
+    assert "states without tools: 11; a teacher can call none there, and --tools names a file\n" in without
     assert run(STATES).code == 0
     assert all(state.tools for state in read_states(tmp_path / "run/states.jsonl"))
 

@@ -53,11 +53,9 @@ def test_a_file_that_was_changed_is_an_error(tmp_path: Path) -> None:
     state = State(state_id([{"a": 1}], None), [{"a": 1}], None, {}, "f:1", None)
     write_states([state], path)
     text = path.read_text()
-    path.write_text(text + text.replace('"a": 1', '"a": 2'))
-    assert refusal(path).startswith(f":2: the id '{state.id}' is not the hash")
     for wrong in ("{}", "3", '{"messages": [], "prompt": ""}', text[:20]):
-        path.write_text(wrong + "\n")
-        assert refusal(path).startswith(":1: it is no state, which has the fields id, messages")
+        path.write_text(text + wrong + "\n")
+        assert refusal(path).startswith(":2: it is no state: ")
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
