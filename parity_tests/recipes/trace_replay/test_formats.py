@@ -32,7 +32,7 @@ def test_a_file_that_is_given_twice_is_read_once(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "l.jsonl").write_text(json.dumps(CONVERSATION) + "\n")
     first, second = (tmp_path / name / "l.jsonl" for name in ("run1", "run2"))
-    found = list(read_logs(log_files([first, second, tmp_path / "run1"]), None, Tally()))
+    found = list(read_logs(log_files([first, second, tmp_path / "run2/../run1"]), None, Tally()))
     assert len({acted.key for acted in found}) == len(found) == 2
 
 

@@ -95,6 +95,7 @@ def test_a_short_secret_or_a_plain_word_is_replaced_in_its_line_only() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
+        (f'{{"x": "a glcbt-{"1z" * 12} b"}}', '{"x": "a [REDACTED GitLab Token] b"}'),
         ('{"password": "s3cr3t-0815"}', '{"password": "[REDACTED Secret Keyword]"}'),
         ('{"password": "hunter", "user": "bob"}', '{"password": "[REDACTED Secret Keyword]", "user": "bob"}'),
         (

@@ -56,14 +56,3 @@ def test_a_file_that_was_changed_is_an_error(tmp_path: Path) -> None:
     for wrong in ("{}", "3", '{"messages": [], "prompt": ""}', text[:20]):
         path.write_text(text + wrong + "\n")
         assert refusal(path).startswith(":2: it is no state: ")
-
-
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
-    path = tmp_path / "states.jsonl"
-    path.write_text("old")
-    half = State("x", [], None, {"content": "\ud800"}, "f:1", None)  # no UTF-8
-    with pytest.raises(UnicodeEncodeError):
-        write_states([half], path)
-    assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
-    with pytest.raises(ComposerError, match="cannot be written"):
-        write_states([], tmp_path / "gone" / "states.jsonl")

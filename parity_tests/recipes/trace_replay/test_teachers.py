@@ -53,20 +53,14 @@ PRICE, OUTPUT = "usd_per_million_input", "usd_per_million_output"
 LIMITS = "max_tokens: an entry has either max_tokens or max_completion_tokens; set one"
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({PRICE: None}, f"{PRICE}: it is None; set a valid number"),
-    ({PRICE: -1}, f"{PRICE}: it is -1; set a number greater than or equal"),
     ({OUTPUT: float("nan")}, f"{OUTPUT}: it is nan; set a finite number"),
-    ({OUTPUT: "0.5"}, f"{OUTPUT}: it is '0.5'; set a valid number"),
     ({"max_tokens": None}, LIMITS),
     ({"max_completion_tokens": 5}, LIMITS),
-    ({"max_tokens": 0}, "max_tokens: it is 0; set a number greater than 0"),
     ({"modle": "x"}, "modle: unknown option 'modle'; did you mean 'model'?"),
     ({"base_url": "localhost:8000"}, "base_url: it is 'localhost:8000'; "),
-    ({"name": ""}, "name: it is ''; "),
     ({"timeout": 0}, "timeout: it is 0; set a number greater than 0"),
     ({"logprobs": "all"}, "logprobs: unknown value 'all'; known: prompt"),
     ({"params": {"n": 4}}, "params.n: the recipe writes this key of a request itself; remove it"),
-    ({"params": {"stop": {1, 2}}}, "params.stop: it is {1, 2}; input was not a valid JSON value"),
-    ({"params": {"top_p": float("nan")}}, "params.top_p.float: it is nan; set a finite number"),
 ]
 
 
@@ -105,7 +99,6 @@ NO_TEACHERS = [
     ("\udcff", "cannot be read (UnicodeDecodeError: "),
     ("teachers: [qwen]", NO_LIST),
     ("", NO_LIST),
-    ("- name: a", NO_LIST),
     ("teachers:\n", NO_LIST),
 ]
 
