@@ -72,9 +72,9 @@ def replayed(
         return asyncio.run(replay(states, teachers, journal, **options, on_progress=on_progress))
 
 
-def read_log(path: Path, rows: Sequence[Any] | str, name: str | None = None) -> tuple[list[Acted], Tally]:
-    """Write a log of these rows, or of this text, and read it as the format `name`, or as the one it has."""
+def read_log(path: Path, rows: Sequence[Any] | str) -> tuple[list[Acted], Tally]:
+    """Write a log of these rows, or of this text, and read it."""
     text = rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows)
     path.write_text(text, encoding="utf-8", errors="surrogateescape")
     tally = Tally()
-    return list(read_logs(log_files([path]), name, None, tally)), tally
+    return list(read_logs(log_files([path]), None, tally)), tally

@@ -15,7 +15,7 @@ from typing import Any
 from composer_plugins.recipes.trace_replay.scripted import Answer, Body, Handler, ScriptedTeachers, rendered
 
 STATUSES = ("401", "402", "404", "429", "500")
-FAULTS = (*STATUSES, "truncated", "schema", "hang", "drop", "no_usage", "overbill", "no_logprobs")
+FAULTS = (*STATUSES, "truncated", "schema", "hang", "drop", "no_usage", "no_logprobs")
 
 
 class PatientHandler(Handler):
@@ -39,8 +39,7 @@ class FaultyTeachers(ScriptedTeachers):
     `faults` has, by model, what goes wrong with its next requests, one after the other (None: nothing):
     a status, of which "429" and "500" ask the client to try again; "truncated" is half of the JSON; "schema"
     is a completion without choices; "hang" never ends; "drop" bills and closes the connection; "no_usage"
-    does not say what was billed; "overbill" bills more than the limit of tokens; "no_logprobs" leaves out the
-    log-probabilities of the prompt.
+    does not say what was billed; "no_logprobs" leaves out the log-probabilities of the prompt.
     """
 
     def __init__(
@@ -87,8 +86,6 @@ class FaultyTeachers(ScriptedTeachers):
         """The completion, which is billed here."""
         limit = body.get("max_tokens") or body["max_completion_tokens"]
         completion = self.completion({**body, "max_tokens": limit})
-        if fault == "overbill":
-            completion["usage"]["completion_tokens"] = 1000 * limit
         self.billed[key] = completion["usage"]
         if fault != "no_logprobs":
             completion |= logprobs_of(body)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from composer_plugins.errors import ConfigError, DataError, in_a_line, unknown
 from composer_plugins.recipes.shared import INTERRUPTED, cut, make_folder
-from composer_plugins.recipes.trace_replay.formats import FORMATS, log_files, read_logs, read_tools
+from composer_plugins.recipes.trace_replay.formats import log_files, read_logs, read_tools
 from composer_plugins.recipes.trace_replay.formats.common import Acted, Tally
 from composer_plugins.recipes.trace_replay.journal import FILE, Journal
 from composer_plugins.recipes.trace_replay.states import (
@@ -49,15 +49,9 @@ def make_states(
     redact: Annotated[
         str, typer.Option(help="secrets: replace secrets; nothing: write the logs as they are. No default.")
     ] = "",
-    log_format: Annotated[
-        str | None, typer.Option("--format", help=f"{', '.join(FORMATS)}; found by each file's first line.")
-    ] = None,
     tools: Annotated[
         Path | None, typer.Option(help="JSON file with OpenAI function tools, for logs that have none.")
     ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Stop at a file that cannot be read. Without it, it is skipped.")
-    ] = False,
 ) -> None:
     """Write every point at which the model acted to DIR/states.jsonl."""
     if not redact:
@@ -65,77 +59,46 @@ def make_states(
         raise ConfigError("--redact", problem, f"set --redact {SECRETS}, or --redact {NOTHING}")
     if redact not in (SECRETS, NOTHING):
         raise unknown("--redact", redact, (SECRETS, NOTHING), noun="choice", guess=False)
-    files = [one for one in log_files(logs or []) if out.resolve() not in one[0].resolve().parents]
-    known_tools = read_tools(tools) if tools is not None else None
-    run: dict[str, Any] = {"logs": sorted(map(str, logs or ())), "redact": redact, "format": log_format}
-    run["tools"] = "those of the logs" if tools is None else f"those of the logs, else of {tools}"
-    _check_folder(out, run)
+    if not logs:
+        raise ConfigError("LOGS", "no log is given", "name log files, or folders with *.jsonl files")
+    files = [one for one in log_files(logs) if out.resolve() not in one[0].parents]
     tally = Tally()
-    actions = list(read_logs(files, log_format, known_tools, tally, is_strict=strict))
+    actions = list(read_logs(files, read_tools(tools) if tools is not None else None, tally))
+    counts = {"not used, or left out": tally.actions + tally.lines}
     if not actions:
-        counted = tally.actions + tally.lines
-        reasons = ", ".join(f"{reason}: {number}" for reason, number in counted.most_common())
-        problem = f"no action of a model is in {len(files)} file(s){f' ({reasons})' if reasons else ''}"
+        counted = counts["not used, or left out"].most_common()
+        reasons = f" ({', '.join(f'{reason}: {number}' for reason, number in counted)})" if counted else ""
+        problem = f"no action of a model is in {len(files)} file(s){reasons}"
         raise DataError("LOGS", problem, "give logs in which a model acted after a message")
-    secrets = Counter[str]()
     if redact == SECRETS:
         from composer_plugins.recipes.trace_replay.redact import redacted
 
-        actions, secrets = redacted(actions)
+        actions, counts["different secrets that were replaced"] = redacted(actions)
     unique = dict[tuple[str, str], Acted]()
     for acted in actions:
         unique.setdefault((state_id(acted.messages, acted.tools), acted.key), acted)
     if copies := len(actions) - len(unique):
-        tally.actions["it is in another file too"] = copies
+        counts["not used, or left out"]["it is in another file too"] = copies
     states = [State(identity, *acted[:-1]) for (identity, _), acted in unique.items()]
-    run |= {"states": len(states), "states_without_tools": sum(one.tools is None for one in states)}
-    run |= {"lines": dict(tally.lines), "actions": dict(tally.actions), "secrets": dict(secrets)}
-    run |= {"skipped": tally.skipped}
+    make_folder("--out", out)
     write_states(states, out / STATES)
-    write_text(out / RUN, json.dumps(run, indent=1) + "\n")
+    write_text(out / RUN, json.dumps({"redact": redact, "counts": counts}, indent=1) + "\n")
     console.print(f"{len(states)} state{'s' * (len(states) != 1)} in {out / STATES}", soft_wrap=True)
     for label, why in tally.skipped.items():
-        console.print(Text(f"skipped: {label} ({why}); --strict stops there", style="yellow"), soft_wrap=True)
-    _print_counts("not used, or left out", {**tally.actions, **tally.lines})
-    _print_counts("different secrets, replaced everywhere", secrets)
-    if run["states_without_tools"]:
-        number = run["states_without_tools"]
-        have = " has" if number == 1 else "s have"
-        text = f"{number} state{have} no tools, so that a teacher can call none there; --tools names a file"
-        console.print(Text(text, style="yellow"), soft_wrap=True)
+        warn(f"skipped: {label} ({why})")
+    print_counts(counts)
+    if number := sum(state.tools is None for state in states):
+        warn(f"states without tools: {number}; a teacher can call none there, and --tools names a file")
 
 
-def _check_folder(out: Path, run: dict[str, Any]) -> None:
-    """Raise ConfigError unless files can be written to the folder, and it has no other run's."""
-    make_folder("--out", out)
-    if (out / RUN).exists() or (out / STATES).exists():
-        before = _read_run(out)
-        changed = [name for name, value in run.items() if before.get(name) != value]
-        if changed == ["tools"] and not (out / FILE).exists():
-            return  # nothing was asked yet: the states are written anew
-        if changed:
-            problem = f"{out} has the states of a run with other {', '.join(changed)}"
-            raise ConfigError("--out", problem, "name another folder")
-
-
-def _read_run(folder: Path) -> dict[str, Any]:
-    """What the command `states` has recorded."""
+def _read_folder(folder: Path) -> tuple[dict[str, Any], list[State]]:
+    """What the command `states` has written."""
     try:
         run = json.loads((folder / RUN).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         problem = f"{folder / RUN} cannot be read ({in_a_line(error)})"
         raise ConfigError("DIR", problem, "name a folder that the command `states` has written") from None
-    if not isinstance(run, dict) or "states" not in run:
-        problem = f"{folder / RUN} was not written by the command `states`"
-        raise ConfigError("DIR", problem, "name a folder that the command `states` has written")
-    return run
-
-
-def _read_folder(folder: Path) -> tuple[dict[str, Any], list[State]]:
-    run, states = _read_run(folder), read_states(folder / STATES)
-    if not states:
-        raise ConfigError("DIR", f"{folder / STATES} has no states", "run the command `states` again")
-    return run, states
+    return run, read_states(folder / STATES)
 
 
 @app.command("replay")
@@ -146,7 +109,7 @@ def replay_command(
     samples: Annotated[int, typer.Option(help="Answers of each teacher to each state.")] = 1,
     concurrency: Annotated[int, typer.Option(help="Requests at the same time.")] = 8,
 ) -> None:
-    """Ask every teacher at every state, and keep the answers in DIR/answers.sqlite."""
+    """Ask every teacher at every state, and keep the answers in DIR/answers.jsonl."""
     from composer_plugins.recipes.trace_replay.teachers import load_teachers
 
     ask(folder, load_teachers(teachers), max_usd, samples, concurrency)
@@ -161,7 +124,7 @@ def ask(folder: Path, teachers: list[Any], max_usd: float, samples: int, concurr
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
         with (
-            Journal(folder / FILE) as answers,
+            _journal(folder) as answers,
             Progress(*columns, console=console, disable=not console.is_terminal) as bar,
         ):
             task = bar.add_task("asking", total=None)
@@ -170,17 +133,9 @@ def ask(folder: Path, teachers: list[Any], max_usd: float, samples: int, concurr
                 text = f"{done.failed} failed, {done.spent_usd:.4f} of {max_usd:g} USD"
                 bar.update(task, total=done.total, completed=done.done, description=text)
 
-            summary = asyncio.run(
-                replay.replay(
-                    states,
-                    teachers,
-                    answers,
-                    samples=samples,
-                    concurrency=concurrency,
-                    max_usd=max_usd,
-                    on_progress=show,
-                )
-            )
+            options: dict[str, Any] = {"samples": samples, "concurrency": concurrency, "max_usd": max_usd}
+            running = replay.replay(states, teachers, answers, **options, on_progress=show)
+            summary = asyncio.run(running)
     except KeyboardInterrupt:
         console.print("interrupted: the answers that have arrived are kept; run the same command to go on")
         raise typer.Exit(INTERRUPTED) from None
@@ -190,68 +145,61 @@ def ask(folder: Path, teachers: list[Any], max_usd: float, samples: int, concurr
         soft_wrap=True,
     )
     for remark in summary.remarks():
-        console.print(Text(remark, style="yellow"), soft_wrap=True)
+        warn(remark)
     if summary.failed or summary.over_budget:
         raise typer.Exit(1)
+
+
+def _journal(folder: Path, *, create: bool = True) -> Journal:
+    journal = Journal(folder / FILE, create=create)
+    if journal.has_half_line:
+        warn(f"the last line of {folder / FILE} was written in part and is cut off: it is asked for again")
+    return journal
 
 
 @app.command("pairs")
 def make_pairs(
     folder: Folder,
-    judge: Annotated[
-        str | None, typer.Option(help="Function that groups texts, as package.module:function.")
-    ] = None,
     min_agree: Annotated[int, typer.Option(help="How many teachers must agree, at least 2.")] = 2,
     ignore: Annotated[
         list[str] | None, typer.Option(help="An argument that is not part of an action: Bash.description.")
     ] = None,
 ) -> None:
-    """Write the pairs to DIR/pairs.parquet, and what became of every state to DIR/report.md."""
+    """Write the pairs to DIR/pairs.parquet, with a data card, DIR/README.md."""
     from composer_plugins.recipes.trace_replay import logprobs, pairs, report
 
-    group = pairs.find_judge(judge) if judge else None
     run, states = _read_folder(folder)
     ignored = pairs.ignored_arguments(ignore or [], states)
-    answers, left_out, scores, costs = list[Any](), list[Any](), list[Any](), report.Costs()
-    by_outcome = any(state.outcome is not None for state in states)  # which needs no teacher
-    if (folder / FILE).exists() or not by_outcome:
-        with Journal(folder / FILE, create=False) as journal:
+    answers, scores, counts = list[Any](), list[Any](), dict[str, Mapping[str, int]](run["counts"])
+    # Outcomes make pairs without teachers.
+    if (folder / FILE).exists() or all(state.outcome is None for state in states):
+        with _journal(folder, create=False) as journal:
             answers, scores = list(journal.answers()), list(journal.scores())
-            failures = Counter(cut(reason, 80) for reason in journal.failures())
-            by_teacher = Counter(dict.fromkeys(journal.teachers(), 0))
-            left_out = [answer for answer in answers if answer.teacher not in by_teacher]
-            answers = [answer for answer in answers if answer.teacher in by_teacher]
-            by_teacher.update(answer.teacher for answer in answers)
-            costs = report.Costs(journal.spent(), by_teacher, failures)
-    known = {state.id for state in states}
-    if answers and not any(answer.state in known for answer in answers):
-        problem = f"no answer in {folder / FILE} belongs to a state in {folder / STATES}"
-        raise ConfigError("DIR", problem, "name a folder whose states were replayed")
-    if answers and min_agree > (most := max(len(costs.answers), 2 if by_outcome else 0)):
-        problem = f"it is {min_agree}, and the journal has {most} teacher(s)"
-        raise ConfigError("--min-agree", problem, "set at most the number of teachers, or ask more teachers")
-    found, counts = pairs.make_pairs(states, answers, min_agree=min_agree, judge=group, ignored=ignored)
-    counts.answers["to a state that is not in states.jsonl"] += sum(a.state not in known for a in answers)
-    counts.answers["of a teacher that the last replay did not ask"] += len(left_out)
-    settings = {"judge": judge, "min_agree": min_agree, "ignored": ", ".join(ignore or [])}
-    if found:
-        report.write_pairs(found, folder / report.PAIRS)
+            counts["answers by teacher"] = Counter(answer.teacher for answer in answers)
+            counts["requests without an answer"] = Counter(cut(one, 80) for one in journal.failures())
+    found, made = pairs.make_pairs(states, answers, min_agree=min_agree, ignored=ignored)
+    own = {"answers": made.answers, "actions of the traces": made.actions}
     if scores:
         number = logprobs.write_scores(scores, states, folder / logprobs.SCORES)
         console.print(f"{number} scored actions in {folder / logprobs.SCORES}", soft_wrap=True)
-    write_text(folder / report.REPORT, report.report({**run, **settings}, counts, found, costs))
     if found:
-        write_text(folder / report.CARD, report.card(run, found, costs))
+        report.write_pairs(found, folder / report.PAIRS)
+        card = report.card(found, is_redacted=run["redact"] == SECRETS, counts=counts | own)
+        write_text(folder / report.CARD, card)
         console.print(f"{len(found)} pairs in {folder / report.PAIRS}", soft_wrap=True)
-    _print_counts("actions of the traces", counts.states)
+    print_counts(own)
     if not found:
-        kept = f"; {folder / report.PAIRS} is of an earlier run, and is kept"
-        kept = kept if (folder / report.PAIRS).exists() else ""
-        text = f"no pair was made, and no parquet file is written; {folder / report.REPORT} says why{kept}"
-        console.print(text, soft_wrap=True)
+        console.print(f"no pair was made, and {folder / report.PAIRS} is not written", soft_wrap=True)
         raise typer.Exit(1)
 
 
-def _print_counts(title: str, counts: Mapping[str, int]) -> None:
-    if shown := sorted(((-number, name) for name, number in counts.items() if number)):
-        console.print(f"{title}:", *(f"{-number:>6}  {name}" for number, name in shown), sep="\n")
+def warn(text: str) -> None:
+    """Print a sentence that a person should not miss."""
+    console.print(Text(text, style="yellow"), soft_wrap=True)
+
+
+def print_counts(counts: Mapping[str, Mapping[str, int]]) -> None:
+    """Print each title with its counts that are not 0, the highest first."""
+    for title, of_title in counts.items():
+        if rows := (+Counter(of_title)).most_common():
+            console.print(f"{title}:", *(f"{number:>6}  {name}" for name, number in rows), sep="\n")

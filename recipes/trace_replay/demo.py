@@ -32,7 +32,7 @@ def run_demo(out: Path, steps: int) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError("--out", f"{out} is not an empty folder", "name a new folder")
     console.rule("1. states")
-    make_states([SESSION], out, "secrets", None, TOOLS)
+    make_states([SESSION], out, "secrets", TOOLS)
     text = (out / STATES).read_text(encoding="utf-8")
     if found := [secret for secret in PLANTED if secret in text]:
         console.print(f"{len(found)} secrets of the log are still in {out / STATES}")

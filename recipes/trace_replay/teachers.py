@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from composer_plugins.config import complaints
 from composer_plugins.errors import ConfigError, in_a_line
@@ -32,6 +32,7 @@ OWN_PARAMS = ("model", "messages", "tools", "stream", "n", "best_of", *LIMITS)
 LOCAL_KEY = "none"  # the client wants a key, and a local server reads none
 
 Text = Annotated[str, Field(min_length=1)]
+Address = Annotated[str, Field(pattern="^https?://")]
 Price = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(gt=0)]
 
@@ -43,7 +44,7 @@ class Teacher(BaseModel):
 
     name: Text  # the name in the journal and in the report
     model: Text
-    base_url: Text
+    base_url: Address
     api_key_env: Text | None = None
     usd_per_million_input: Price
     usd_per_million_output: Price
@@ -77,14 +78,11 @@ def load_teachers(path: Path) -> list[Teacher]:
     """The teachers of a YAML file; raises ConfigError for everything that can be wrong before a request."""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        problem = f"{path} cannot be read ({error.strerror})"
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        problem = f"{path} cannot be read ({in_a_line(error)})"
         raise ConfigError(OPTION, problem, "name a YAML file of teachers") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        problem = f"{path} is not YAML ({in_a_line(error)})"
-        raise ConfigError(OPTION, problem, "correct the file") from None
-    entries = data.get("teachers") if isinstance(data, dict) and list(data) == ["teachers"] else None
-    if not isinstance(entries, list):
+    entries = data.get("teachers") if isinstance(data, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         problem = f"{path} has no list of teachers"
         raise ConfigError(OPTION, problem, "begin the file with `teachers:` and a list of entries")
     teachers = [_teacher(entry, f"teachers[{i}]") for i, entry in enumerate(entries)]
@@ -107,18 +105,14 @@ def check_teachers(teachers: list[Teacher]) -> None:
             raise ConfigError(f"teacher {teacher.name!r}, api_key_env", problem, remedy)
 
 
-def _teacher(entry: Any, key: str) -> Teacher:
-    if not isinstance(entry, dict):
-        raise ConfigError(key, f"it is {entry!r}", "write the keys of a teacher: name, model, base_url ...")
+def _teacher(entry: dict[str, Any], key: str) -> Teacher:
     try:
         teacher = Teacher.model_validate(entry)
     except ValidationError as error:
-        raise _explained(error).under(key) from None
-    try:
-        TypeAdapter(AnyHttpUrl).validate_python(teacher.base_url)
-    except ValidationError:
-        problem = f"{teacher.base_url!r} is not an address"
-        raise ConfigError(f"{key}.base_url", problem, "write http://... or https://...") from None
+        if missing := [str(one["loc"][0]) for one in error.errors() if one["type"] == "missing"]:
+            remedy = "add it to the entry; a price is in USD per million tokens, and 0 for a local server"
+            raise ConfigError(f"{key}.{missing[0]}", "it is missing", remedy) from None
+        raise error_of(complaints(error, Teacher.model_fields)).under(key) from None
     if len(teacher.limit()) != 1:
         problem = "an entry has either max_tokens or max_completion_tokens"
         raise ConfigError(f"{key}.max_tokens", problem, "set one of them, which bounds the cost of an answer")
@@ -126,14 +120,3 @@ def _teacher(entry: Any, key: str) -> Teacher:
         problem = "the recipe writes this key of a request itself"
         raise ConfigError(f"{key}.params.{taken[0]}", problem, "remove it")
     return teacher
-
-
-def _explained(error: ValidationError) -> ConfigError:
-    missing = [str(one["loc"][0]) for one in error.errors() if one["type"] == "missing"]
-    if not missing:
-        return error_of(complaints(error, Teacher.model_fields))
-    if missing[0].startswith("usd_"):
-        problem = "there is no price"
-        remedy = "write USD per million tokens, and 0 for a local server"
-        return ConfigError(missing[0], problem, remedy)
-    return ConfigError(missing[0], "it is missing", "add it to the entry")

@@ -32,9 +32,7 @@ def recorded_pairs(folder: Path) -> Path:
     """The parquet file that the first three steps of the demo make."""
     from composer_plugins.recipes.trace_replay import commands, demo, scripted
 
-    commands.make_states(
-        [demo.RECORDED / "session.jsonl"], folder, "secrets", None, demo.RECORDED / "tools.json"
-    )
+    commands.make_states([demo.SESSION], folder, "secrets", demo.TOOLS)
     with scripted.ScriptedTeachers(demo.scripted_answer) as server:
         teachers = demo.teachers(server.base_url)
         commands.ask(folder, teachers, 1.0, samples=1, concurrency=4)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_plugins.errors import DataError
-from composer_plugins.recipes.trace_replay.formats.common import Acted
+from composer_plugins.recipes.trace_replay.formats.common import FAILED_TOOL, Acted
 from parity_tests.rigs.replayed import read_log
 
 Line = dict[str, Any]
@@ -177,8 +177,8 @@ def use(call: str) -> dict[str, Any]:
     return {"type": "tool_use", "id": call, "name": "Bash", "input": {"command": "ls"}}
 
 
-def result(call: str, content: Any) -> dict[str, Any]:
-    return {"type": "tool_result", "tool_use_id": call, "content": content}
+def result(call: str, content: Any, **rest: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": call, "content": content, **rest}
 
 
 def contents(acted: Acted) -> list[str]:
@@ -232,16 +232,47 @@ def test_messages_that_a_boundary_kept_follow_the_summary_from_then_on(tmp_path:
         assert [acted.source for acted in found] == ["s.jsonl:2", "s.jsonl:4", "s.jsonl:8"]
 
 
+def test_a_result_that_is_an_error_says_so(tmp_path: Path) -> None:
+    lines = [A, reply("2", "1", use("c")), user("3", "2", [result("c", "x", is_error=True)])]
+    found, _ = read_log(tmp_path / "s.jsonl", [*lines, reply("4", "3", text("on"))])
+    assert contents(found[1]) == ["a", "", f"{FAILED_TOOL}\nx"]
+
+
+def test_a_text_that_another_line_has_in_part_is_one_text(tmp_path: Path) -> None:
+    parts = [
+        reply(str(i), "1", text(one), name="m") for i, one in enumerate(("I lo", "I look", "I look", "I"), 2)
+    ]
+    (acted,), tally = read_log(tmp_path / "s.jsonl", [A, *parts])
+    assert acted.observed["content"] == "I look"
+    assert tally.lines == {"text that another line of its response has": 3}
+
+
+def test_two_calls_with_one_id_have_their_own_results(tmp_path: Path) -> None:
+    """And a result that comes after the next response does not belong to the history of that response."""
+    lines = [A, reply("2", "1", use("c")), user("3", "2", [result("c", "one")])]
+    lines += [reply("4", "3", use("c")), user("5", "4", [result("c", "two")]), reply("6", "5", text("on"))]
+    found, _ = read_log(tmp_path / "s.jsonl", lines)
+    assert [contents(acted) for acted in found] == [["a"], ["a", "", "one"], ["a", "", "one", "", "two"]]
+    late = [A, reply("2", "1", use("c")), reply("3", "2", use("d")), user("4", "3", [result("c", "one")])]
+    found, tally = read_log(tmp_path / "s.jsonl", late)
+    assert [contents(acted) for acted in found] == [["a"]]
+    assert tally.actions == {"a tool call before it has no result, or a result has no call": 1}
+
+
 PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
 WEB = {"type": "server_tool_use", "id": "x", "name": "web_search", "input": {}}
 SYNTHETIC = reply("2", "1", text("API Error"), model="<synthetic>")
 LEFT_OUT: list[tuple[str, list[Line], list[list[str]]]] = [
     ("it needs content of the type image", [user("1", None, [PNG]), B], []),
-    ("it needs a tool that the provider's server ran", [A, reply("2", "1", WEB)], []),
+    ("it needs content of the type server_tool_use", [A, reply("2", "1", WEB)], []),
+    ("it needs content of the type image",
+        [A, reply("2", "1", use("c")), user("3", "2", [result("c", [PNG])]), reply("4", "3", text("d"))],
+        [["a"]]),
     ("the action is empty", [A, reply("2", "1", {"type": "thinking", "thinking": "hm"})], []),
     ("it was cut at the length limit", [A, reply("2", "1", text("b"), stop_reason="max_tokens")], []),
     ("its history is not in the file", [user("1", "gone", "a"), B], []),
-    ("nothing comes before it", [reply("2", None, text("b"))], []),
+    ("its task is not in the log", [reply("2", None, text("b"))], []),
+    ("invention", [A, B, {"type": "invention", "uuid": "9", "parentUuid": "2"}], [["a"]]),
     ("assistant line that the model did not write", [A, SYNTHETIC, reply("3", "2", text("b"))], [["a"]]),
     ("line that is in the file twice", [A, B, A], [["a"]]),
     (  # such as a reminder, of which only an attachment is in the log
@@ -254,7 +285,7 @@ LEFT_OUT: list[tuple[str, list[Line], list[list[str]]]] = [
         [A, reply("2", "1", use("c")), user("3", "2", "b"), reply("4", "3", text("d"))],
         [["a"]],
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("reason", "lines", "expected"), LEFT_OUT)
@@ -266,22 +297,19 @@ def test_what_cannot_be_replayed_is_left_out_and_counted(
     assert (tally.actions or tally.lines) == {reason: 1}
 
 
-HOLOGRAM = {"type": "hologram"}
-UNKNOWN: list[tuple[Line, str]] = [
-    ({"type": "invention", "uuid": "9"}, "3: a Claude Code line has the unknown type 'invention'"),
-    (user("9", "2", [HOLOGRAM]), "3: a user message has a block of the type 'hologram'"),
-    (reply("9", "1", HOLOGRAM), "3: an assistant message has a block of the type 'hologram'"),
-    (user("9", "2", [result("c", [HOLOGRAM])]), "3: a tool result has a block of the type 'hologram'"),
+WRONG: list[tuple[Line, str]] = [
     ({"type": "user", "uuid": "9", "parentUuid": "2"}, "3: message is None"),
     ({"type": "user", "parentUuid": "2", "message": {}}, "3: uuid is None"),
     (user("9", "9", "x"), "4: its parentUuid leads back to itself"),
+    (
+        user("1", None, "other"),
+        "3: its uuid is that of s.jsonl:1, which has another parent or another message",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("line", "problem"), UNKNOWN)
-def test_an_unknown_line_is_an_error_that_names_file_and_line(
-    tmp_path: Path, line: Line, problem: str
-) -> None:
+@pytest.mark.parametrize(("line", "problem"), WRONG)
+def test_a_wrong_line_is_an_error_that_names_file_and_line(tmp_path: Path, line: Line, problem: str) -> None:
     with pytest.raises(DataError) as refused:
         read_log(tmp_path / "s.jsonl", [A, B, line, reply("10", "9", text("c"))])
     assert str(refused.value).startswith(f"s.jsonl:{problem}")

@@ -18,7 +18,6 @@ from composer_plugins.recipes.trace_replay import __main__ as command
 from composer_plugins.recipes.trace_replay import demo
 from composer_plugins.recipes.trace_replay.journal import Journal
 from composer_plugins.recipes.trace_replay.states import read_states
-from composer_plugins.recipes.trace_replay.teachers import load_teachers
 from parity_tests.rigs.scripted_faults import FaultyTeachers
 
 SESSION = demo.SESSION
@@ -84,18 +83,10 @@ def error(ran: Ran) -> str:
     return ran.err.removeprefix("error: ").strip()
 
 
-def ask(folder: Path, *names: str) -> None:
-    """Let the journal know that these teachers are to be asked."""
-    teachers = load_teachers(Path("teachers.yaml"))
-    with Journal(folder / "answers.sqlite") as journal:
-        journal.check_teachers([teacher for teacher in teachers if teacher.name in names])
-
-
 def answer(folder: Path, state: str, teacher: str, message: dict[str, Any]) -> None:
     """Write an answer of a teacher into the journal."""
-    with Journal(folder / "answers.sqlite") as journal:
-        journal.mark((state, teacher, 0), 0.0)
-        journal.answer((state, teacher, 0), usd=0.0, message=message, finish_reason="stop")
+    with Journal(folder / "answers.jsonl") as journal:
+        journal.add((state, teacher, 0), usd=0.0, message=message, finish_reason="stop")
 
 
 def test_the_steps_one_after_the_other(run: Run, folder: Path, server: FaultyTeachers) -> None:
@@ -108,31 +99,21 @@ def test_the_steps_one_after_the_other(run: Run, folder: Path, server: FaultyTea
         ran = run(PAIRS)
         assert ran.code == 0 and ran.out.startswith("5 pairs in run/pairs.parquet")
     assert len(server.requests) == 33
-    written = {"run.json", "states.jsonl", "answers.sqlite", "pairs.parquet", "report.md", "README.md"}
+    written = {"run.json", "states.jsonl", "answers.jsonl", "pairs.parquet", "README.md"}
     assert {path.name for path in folder.iterdir()} == written
-    ran_with = json.loads((folder / "run.json").read_text())
-    assert (ran_with["states"], ran_with["states_without_tools"], ran_with["redact"]) == (11, 0, "secrets")
-    assert ran_with["lines"]["torn last line of a file that is being written"] == 1
-    states, report, card = ((folder / n).read_text() for n in ("states.jsonl", "report.md", "README.md"))
+    run_json, states, card = ((folder / n).read_text() for n in ("run.json", "states.jsonl", "README.md"))
+    assert json.loads(run_json)["redact"] == "secrets"
     hidden = [*demo.PLANTED, str(folder.parent)]
-    assert not any(text in states + report + card for text in hidden)
-    assert "ada (11 answers), bob (11 answers), eve (11 answers)." in card
+    assert not any(text in run_json + states + card for text in hidden)
     for part in (
-        "- Arguments that are not compared: Bash.description.",
-        "- States without tools: 0",
-        "5 pairs: 5 by agreement",
-        "| 3 of 3 | 4 |",
+        "5 pairs, 5 by agreement",
+        "| torn last line of a file that is being written | 1 |",
         "| ada | 11 |",
         "| AWS Access Key | 1 |",
         "| dropped: it calls a tool that the state does not have | 1 |",
-        "| text alone, which agrees with nothing without a judge | 6 |",
+        "| text alone, which agrees with nothing | 6 |",
     ):
-        assert part in report
-    # Good pairs of an earlier run stay.
-    before = {path: path.read_bytes() for path in folder.iterdir() if path.suffix != ".sqlite"}
-    refused = error(run("pairs run --min-agree 4"))
-    assert refused.startswith("--min-agree: it is 4, and the journal has 3 teacher(s)")
-    assert all(path.read_bytes() == content for path, content in before.items())
+        assert part in card
 
 
 BOTH = "--out run --redact nothing"
@@ -147,8 +128,8 @@ CANNOT_START = [
     (f"states {QUOTED} --redact nothing --out file", "--out: 'file' cannot be written"),
     (f"states {QUOTED} --redact nothing --out file/run", "--out: 'file/run' cannot be written (Not a dir"),
     ("states --redact nothing", "LOGS: no log is given; name log files, or folders with *.jsonl files"),
-    (f"states empty {BOTH}", "empty: the folder has no *.jsonl file; name a folder that holds logs"),
-    (f"states gone {BOTH}", "gone: there is no such file or folder; name log files or folders"),
+    (f"states empty {BOTH}", "empty: the folder has no *.jsonl file; name log files, or folders with"),
+    (f"states gone {BOTH}", "gone: there is no such file or folder; name log files, or folders"),
     (f"states silent.jsonl {BOTH}", "LOGS: no action of a model is in 1 file(s); give logs in which a"),
     ("pairs gone", "DIR: gone/run.json cannot be read (FileNotFoundError"),
     ("replay gone --teachers teachers.yaml --max-usd 1", "DIR: gone/run.js"),
@@ -169,41 +150,12 @@ def test_a_command_that_cannot_start_writes_nothing(run: Run, line: str, message
     assert not any(path.is_file() for path in {*Path().rglob("*")} - before)
 
 
-ANOTHER_RUN = "--out: run has the states of a run with other"
-NO_JOURNAL = [
-    ("pairs run", "run/answers.sqlite: there is no journal; run the command `replay` first"),
-    (f"{STATES} --redact nothing", f"{ANOTHER_RUN} redact; name another folder"),
-    (f"{STATES} --format openai", f"{ANOTHER_RUN} format; name another folder"),
-]
-WITH_A_JOURNAL = [
-    ("pairs run", "DIR: no answer in run/answers.sqlite belongs to a state in"),
-    (f"states {QUOTED} --out run --redact secrets", f"{ANOTHER_RUN} tools; name another folder"),
-]
-
-
-@pytest.mark.parametrize(
-    ("has_journal", "line", "message"),
-    [*((False, *case) for case in NO_JOURNAL), *((True, *case) for case in WITH_A_JOURNAL)],
-)
-def test_a_command_that_does_not_go_with_the_run_is_an_error(
-    run: Run, folder: Path, has_journal: bool, line: str, message: str
-) -> None:
-    if has_journal:
-        ask(folder, "ada")
-        answer(folder, "0" * 16, "ada", {"content": "x"})
-    assert error(run(line)).startswith(message)
-    assert (folder / "answers.sqlite").exists() == has_journal
-
-
 def test_a_folder_that_holds_something_else_is_an_error(run: Run, folder: Path) -> None:
-    ask(folder)
-    (folder / "report.md").mkdir()
-    problem = "report.md: 'run/report.md' cannot be written (Is a directory); name another path"
-    assert error(run("pairs run")) == problem
+    assert error(run("pairs run")) == "run/answers.jsonl: there is no journal; run the command `replay` first"
+    (folder / "states.jsonl").write_text("{}\n")
+    assert error(run("pairs run")).startswith("run/states.jsonl:1: it is no state: TypeError")
     (folder / "run.json").unlink()
-    assert error(run(STATES)).startswith("DIR: run/run.json cannot be read (FileNotFoundError")
-    (folder / "run.json").write_text("{}")
-    assert error(run(STATES)).startswith("DIR: run/run.json was not written by the command `states`")
+    assert error(run("pairs run")).startswith("DIR: run/run.json cannot be read (FileNotFoundError")
 
 
 def test_what_a_run_wrote_is_no_log_of_the_next(run: Run, tmp_path: Path) -> None:
@@ -215,38 +167,20 @@ def test_what_a_run_wrote_is_no_log_of_the_next(run: Run, tmp_path: Path) -> Non
     assert all(secret in text for secret in demo.PLANTED)
 
 
-def test_no_pair_is_reported_and_is_status_1(run: Run, folder: Path) -> None:
-    """The only teacher does in the first state what the trace did."""
-    ask(folder, "ada")
+def test_no_pair_is_said_and_is_status_1(run: Run, folder: Path) -> None:
+    """The only teacher does in the first state what the trace did. Pairs of an earlier run stay."""
     first, *_ = read_states(folder / "states.jsonl")
     answer(folder, first.id, "ada", first.observed)
-    refused = "--min-agree: it is 2, and the journal has 1 teacher(s); set at most the number of teachers"
-    assert error(run("pairs run")).startswith(refused)
-    assert not (folder / "report.md").exists()
-    ask(folder, "ada", "bob")
-    ran = run("pairs run")
-    assert ran.code == 1 and "no parquet file is written; run/report.md says why\n" in ran.out
-    assert not (folder / "pairs.parquet").exists() and not (folder / "README.md").exists()
     (folder / "pairs.parquet").write_text("of before")
     ran = run("pairs run")
-    assert ran.code == 1 and "run/pairs.parquet is of an earlier run, and is kept" in ran.out
+    assert ran.code == 1 and ran.out.endswith("no pair was made, and run/pairs.parquet is not written\n")
+    assert "     1  fewer than 2 teachers agree\n" in ran.out and not (folder / "README.md").exists()
     assert (folder / "pairs.parquet").read_text() == "of before"
-    report = (folder / "report.md").read_text()
-    assert "| bob | 0 |" in report and "| fewer than 2 teachers agree | 1 |" in report
-
-
-def test_a_judge_in_the_current_folder_is_found(run: Run, folder: Path) -> None:
-    Path("my_judge.py").write_text("def same(state, messages):\n    return ['x' for _ in messages]\n")
-    ask(folder, "ada", "bob")
-    for state in read_states(folder / "states.jsonl"):
-        for teacher in ("ada", "bob"):
-            answer(folder, state.id, teacher, {"role": "assistant", "content": teacher})
-    assert run("pairs run --judge my_judge:same").out.startswith("9 pairs")  # two traces have text
 
 
 def test_tools_can_be_named_later(run: Run, tmp_path: Path) -> None:
     without = run(f"states {QUOTED} --out run --redact secrets").out
-    assert "11 states have no tools, so that a teacher can call none there; --tools names a file" in without
+    assert "states without tools: 11; a teacher can call none there, and --tools names a file\n" in without
     assert run(STATES).code == 0
     assert all(state.tools for state in read_states(tmp_path / "run/states.jsonl"))
 
@@ -267,7 +201,7 @@ def test_ctrl_c_keeps_the_answers_and_says_how_to_go_on(run: Run, folder: Path) 
     assert replaying.returncode == 130
     said = "interrupted: the answers that have arrived are kept; run the same command"
     assert out.decode().startswith(said)
-    with Journal(folder / "answers.sqlite") as journal:
+    with Journal(folder / "answers.jsonl") as journal:
         answered = len([*journal.answers()])
     assert len(server.billed) - 8 <= answered < 33  # so many are in flight
     with FaultyTeachers(demo.scripted_answer) as server:
@@ -276,30 +210,23 @@ def test_ctrl_c_keeps_the_answers_and_says_how_to_go_on(run: Run, folder: Path) 
         assert len(server.requests) == 33 - answered
 
 
-def test_a_teacher_that_the_last_replay_did_not_ask_has_no_vote(
-    run: Run, folder: Path, server: FaultyTeachers
-) -> None:
-    """A teacher that was changed has a new name, and would otherwise vote twice."""
-    assert run(f"{REPLAY} 1").code == 0
-    write_teachers(server.base_url, [*demo.TEACHERS][:2])
-    assert run(f"{REPLAY} 1").code == 0
-    assert run(PAIRS).code == 0
-    report = (folder / "report.md").read_text()
-    assert "| of a teacher that the last replay did not ask | 11 |" in report
-    assert "| ada | 11 |" in report and "| eve |" not in report and " of 3 |" not in report
-
-
 def test_a_budget_that_is_too_small_says_which_is_enough(run: Run, server: FaultyTeachers) -> None:
-    """With the named budget the next request is sent; with the other all are."""
     ran = run(f"{REPLAY} 0.001")
     assert ran.code == 1 and "requests that did not fit the budget: 33; set --max-usd " in ran.out
-    words = ran.out.partition("--max-usd ")[2].split()
-    smallest, enough = words[0], words[words.index("about") + 1]
-    run(f"{REPLAY} {float(smallest) - 1e-5:.6f}")
+    enough = ran.out.partition("--max-usd ")[2].split()[0]
     assert not server.requests
-    run(f"{REPLAY} {smallest}")
-    assert len(server.requests) >= 1
     assert run(f"{REPLAY} {enough}").code == 0 and len(server.requests) == 33
+
+
+def test_half_a_last_line_is_said_and_asked_for_again(run: Run, folder: Path, server: FaultyTeachers) -> None:
+    run(f"{REPLAY} 1")
+    journal = folder / "answers.jsonl"
+    journal.write_bytes(journal.read_bytes()[:-9])
+    ran = run(f"{REPLAY} 1")
+    assert ran.out.startswith(
+        "the last line of run/answers.jsonl was written in part and is cut off: it is a"
+    )
+    assert "1 new answers, 32 from before" in ran.out and len(server.requests) == 34
 
 
 MARGINS = "composer/replay/rewards/margins of 3 steps: "

@@ -12,13 +12,7 @@ from parity_tests.rigs.replay_kills import kill_at_random
 
 @pytest.mark.parametrize("kills", [30, pytest.param(300, marks=pytest.mark.slow)])
 def test_every_answer_is_there_once_after_random_kills(tmp_path: Path, kills: int) -> None:
-    found = kill_at_random(tmp_path / "j", kills, 1000.0)
+    found = kill_at_random(tmp_path / "j", kills)
     assert found["kills"] == kills
     assert found["answered"] == found["billed"] == found["wanted"] > kills
     assert found["requests"] > found["answered"]  # some were in flight at a kill
-
-
-def test_a_small_budget_holds_through_random_kills(tmp_path: Path) -> None:
-    found = kill_at_random(tmp_path / "j", 1000, 0.1)  # it ends when the budget is used up
-    assert found["kills"] > 5 and 0 < found["answered"] < found["wanted"]
-    assert found["billed_usd"] < found["spent_usd"] <= 0.1

@@ -2,20 +2,21 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import repeat
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
 
-from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.trace_replay import asking
 from composer_plugins.recipes.trace_replay.asking import Unusable, read_json, read_reply
 from composer_plugins.recipes.trace_replay.journal import Journal
 from composer_plugins.recipes.trace_replay.replay import MOST_IN_A_ROW, Summary, replay
-from composer_plugins.recipes.trace_replay.states import State
 from parity_tests.rigs.replayed import FREE, a_state, a_teacher, echo, most_usd, replayed, usd_of
 from parity_tests.rigs.scripted_faults import FaultyTeachers
 
@@ -54,7 +55,7 @@ def test_every_teacher_answers_every_state_and_nothing_is_asked_again(path: Path
     assert [(p.done, p.answered) for p in seen] == [(i, i) for i in range(37)]
     with Journal(path) as journal:
         answers = [*journal.answers()]
-        assert journal.spent() == pytest.approx(done.spent_usd) == pytest.approx(sum(a.usd for a in answers))
+        assert journal.spent == pytest.approx(done.spent_usd) == pytest.approx(sum(a.usd for a in answers))
     text_of = {state.id: state.messages[0]["content"] for state in STATES}
     for answer in answers:
         (call,) = answer.message["tool_calls"]
@@ -110,18 +111,15 @@ def test_a_fault_is_a_recorded_failure_and_is_asked_again(
     assert len(server.requests) == 1  # what may have been billed is not sent again in the same run
     again = replayed(path, STATES[:1], [teacher])
     assert (again.answered, again.failed, reasons(path)) == (1, 0, [])
-    # The key is a new one, unless the endpoint may not have seen the first request or may have answered it.
-    assert len(server.asked) == (1 if fault in ("drop", "hang") else 2)
-    assert len(server.billed) == (2 if fault in ("truncated", "schema") else 1)
+    assert len(server.asked) == 2  # the key is a new one
 
 
 NO_ANSWER = f"teacher 'a': {MOST_IN_A_ROW} requests in a row had no answer: "
 STOPS = [
-    ("a", "hang", f"{NO_ANSWER}the endpoint sent nothing for 0.3 seconds; set a longer timeout, or start"),
-    ("a", "500", f"{NO_ANSWER}status 500; run again later, or with a lower --concurrency"),
-    ("b", "401", "teacher 'b': {} answers 401 for the model 'b': the key is not"),
-    ("b", "402", "teacher 'b': {} answers 402 for the model 'b': the account"),
-    ("b", "404", "teacher 'b': {} answers 404 for the model 'b': there is no such"),
+    ("a", "hang", f"{NO_ANSWER}the endpoint sent nothing for 0.3 seconds; start the endpoint again, set a"),
+    ("a", "500", f"{NO_ANSWER}status 500: "),
+    ("b", "401", "teacher 'b': {} answers for the model 'b' with status 401: "),
+    ("b", "404", "teacher 'b': {} answers for the model 'b' with status 404: "),
 ]
 
 
@@ -150,7 +148,7 @@ def test_no_connection_is_one_sentence(path: Path) -> None:
     said = str(stopped.value)
     assert said.startswith(f"{NO_ANSWER}no connection to {closed.base_url} (") and "\n" not in said
     with Journal(path) as journal:
-        assert journal.spent() == 0.0
+        assert journal.spent == 0.0
 
 
 def test_an_answer_without_usage_counts_with_the_most_it_can_cost(path: Path, start: Start) -> None:
@@ -162,15 +160,6 @@ def test_an_answer_without_usage_counts_with_the_most_it_can_cost(path: Path, st
     assert done.remarks() == [said] and done.spent_usd == pytest.approx(most_usd(teachers[0]))
 
 
-def test_an_endpoint_that_bills_beyond_its_limit_stops_the_replay(path: Path, start: Start) -> None:
-    server = start(faults={"a": ["overbill"]})
-    said = r"^teacher 'a': a request was billed 0.2\d+ USD, and can cost at most "
-    with pytest.raises(ConfigError, match=said):
-        replayed(path, STATES, [a_teacher(server.base_url)], concurrency=1)
-    with Journal(path) as journal:
-        assert len([*journal.answers()]) == len(server.requests) == 1
-
-
 # The budget
 
 
@@ -180,20 +169,21 @@ def test_the_budget_is_never_exceeded_and_is_used(
     path: Path, start: Start, budget_in_requests: float, concurrency: int
 ) -> None:
     states = [a_state(i) for i in range(10, 90)]
-    teacher = a_teacher("http://unused/v1")
-    most = asking.most_usd(teacher, asking.chat_body(states[0], teacher))
-    max_usd, spent = most * budget_in_requests, [0.0]  # is spent and reserved at every request
+    most = most_usd(a_teacher("http://unused/v1")) + 1e-6  # these states have one byte more
+    max_usd, reserved, lock = most * budget_in_requests, [0.0], Lock()
+    server = start(delay=0.002)
     with Journal(path) as journal:
 
         def answer(body: dict[str, Any]) -> dict[str, Any]:
-            spent.append(journal.spent())
+            with lock:  # what is spent, and what the requests may cost that the journal does not have yet
+                reserved.append(journal.spent + most * (len(server.requests) - len(journal.answered())))
             return echo(body)
 
-        server = start(answer, delay=0.002)
+        server.answer = answer
         options = {"samples": 1, "concurrency": concurrency, "max_usd": max_usd}
         done = asyncio.run(replay(states, [a_teacher(server.base_url)], journal, **options))
-        assert max(spent) <= max_usd and done.spent_usd <= max_usd
-        assert done.spent_usd == pytest.approx(sum(map(usd_of, server.billed.values())))
+    assert max(reserved) <= max_usd + 1e-9 and done.spent_usd <= max_usd
+    assert done.spent_usd == pytest.approx(sum(map(usd_of, server.billed.values())))
     assert done.answered + done.over_budget == done.total == 80 and done.failed == 0
     if budget_in_requests < 1:
         assert not server.requests
@@ -222,7 +212,6 @@ WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"max_usd": -1.0}, f"--max-usd: it is -1.0; {BUDGET}"),
     ({"max_usd": float("nan")}, f"--max-usd: it is nan; {BUDGET}"),
     ({"max_usd": float("inf")}, f"--max-usd: it is inf; {BUDGET}"),
-    ({"max_usd": 0.0}, "--max-usd: it is 0, and teacher 'a' has a price; set a budget"),
     ({"samples": 0}, "--samples: it is 0; set a number of at least 1"),
     ({"concurrency": 0}, "--concurrency: it is 0; set a number of at least 1"),
     ({"teachers": []}, "teachers: the list is empty; "),
@@ -237,27 +226,20 @@ def test_a_wrong_option_is_an_error(path: Path, options: dict[str, Any], message
 
 
 def test_budget_0_is_for_free_teachers(path: Path, start: Start) -> None:
-    free = a_teacher(start().base_url, "free", **FREE)
-    assert replayed(path, STATES, [free], max_usd=0.0).answered == 6
-
-
-def test_an_image_has_no_bound_and_is_for_free_teachers(path: Path, start: Start) -> None:
-    server = start(lambda body: {"content": "a cat"})
-    image = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
-    content = [{"type": "text", "text": "what"}, image]
-    state = State("1", [{"role": "user", "content": content}], None, {}, "log.jsonl:7", None)
-    said = "^log.jsonl:7: a message has a part of type 'image_url', whose tokens"
-    with pytest.raises(DataError, match=said):
-        replayed(path, [*STATES, state], [a_teacher(server.base_url)])
-    assert not server.requests
-    free = a_teacher(server.base_url, **FREE)
-    assert replayed(path, [state], [free]).answered == 1
+    server = start()
+    both = [a_teacher(server.base_url, "free", **FREE), a_teacher(server.base_url)]
+    done = replayed(path, STATES, both, max_usd=0.0)
+    assert (done.answered, done.over_budget) == (6, 6)
+    (remark,) = done.remarks()
+    enough = remark.removeprefix("requests that did not fit the budget: 6; set --max-usd ").split()[0]
+    assert float(enough) == pytest.approx(6 * most_usd(both[1]), abs=2e-6)
 
 
 # Endings
 
 
-def test_cancelling_keeps_what_has_arrived_and_counts_what_was_in_flight(path: Path, start: Start) -> None:
+def test_cancelling_keeps_what_has_arrived(path: Path, start: Start) -> None:
+    """What was in flight is sent again with the same keys."""
     server = start(faults={"a": [None, None, "hang", "hang"]})
     teacher = a_teacher(server.base_url)
 
@@ -272,36 +254,20 @@ def test_cancelling_keeps_what_has_arrived_and_counts_what_was_in_flight(path: P
                 await running
 
     asyncio.run(cancelled())
-    with Journal(path) as journal:
-        answers = [*journal.answers()]
-        assert (len(answers), journal.interrupted) == (2, 2)
-        assert journal.spent() == pytest.approx(sum(a.usd for a in answers) + 2 * most_usd(teacher))
     done = replayed(path, STATES, [teacher], max_usd=1.0)
-    assert (done.interrupted, done.answered_before, done.answered) == (2, 2, 4)
-    (remark,) = done.remarks()
-    assert remark.startswith("requests in flight when an earlier run ended: 2; they are sent again ")
-    assert [server.asked[key] for key in server.asked] == [1, 1, 2, 2, 1, 1]  # the same keys again
+    assert (done.answered_before, done.answered) == (2, 4)
+    assert [server.asked[key] for key in server.asked] == [1, 1, 2, 2, 1, 1]
     assert len(server.billed) == 6
 
 
-@pytest.mark.parametrize(
-    ("pragma", "problem"),
-    [
-        ("query_only = 1", "the journal cannot be opened or written"),
-        ("max_page_count = {}", "disk is full"),
-    ],
-)
-def test_a_journal_that_cannot_be_written_stops_the_replay(
-    path: Path, start: Start, pragma: str, problem: str
-) -> None:
+def test_a_journal_that_cannot_be_written_stops_the_replay(path: Path, start: Start) -> None:
     server, states = start(), [a_state(i) for i in range(300)]
-    with Journal(path) as journal:
-        pages = int(journal._number("PRAGMA page_count"))
-        journal._connection.execute(f"PRAGMA {pragma.format(pages + 1)}")
-        with pytest.raises(ConfigError, match=problem):
-            run = replay(states, [a_teacher(server.base_url)], journal, samples=1, concurrency=3, max_usd=1.0)
-            asyncio.run(run)
-    assert len(server.requests) < (1 if pragma == "query_only = 1" else 300)
+    teacher = a_teacher(server.base_url)
+    said = pytest.raises(ConfigError, match="cannot be written .No space left on device")
+    with said, Journal(path) as journal, open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), journal._file.fileno())
+        asyncio.run(replay(states, [teacher], journal, samples=1, concurrency=3, max_usd=1.0))
+    assert len(server.requests) < 10
 
 
 # What is an answer
@@ -330,9 +296,6 @@ NO_ACTION: list[tuple[dict[str, Any], str]] = [
     (completion(tool_calls=[{"id": "1"}]), f"{NO_COMPLETION}.0.message.tool_calls.0"),
     (completion(tool_calls=calls("{")), f"{NO_OBJECT}'{{'"),
     (completion(tool_calls=calls("{}", "[1]")), f"{NO_OBJECT}'[1]'"),
-    (completion(tool_calls=calls('{"a": NaN}')), NO_OBJECT),
-    (completion(tool_calls=calls('{"a": "\\ud800"}')), NO_OBJECT[:-2]),
-    (completion(content="\ud800"), "the answer has half of a surrogate pair"),
 ]
 
 
@@ -366,15 +329,7 @@ def test_an_answer_that_is_cut_off_or_refused_is_kept_with_its_reason() -> None:
 
 def test_the_most_a_request_can_cost_is_above_its_bytes() -> None:
     teacher, state = a_teacher("http://unused/v1"), a_state(1)
-    messages = [{"role": "user", "content": "日本語 \ud800" * 50}]
+    messages = [{"role": "user", "content": "日本語" * 50}]
     body = asking.chat_body(state, teacher) | {"messages": messages}
-    size = len(json.dumps(body["messages"], ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    size = len(json.dumps(body["messages"], ensure_ascii=False).encode())
     assert asking.most_usd(teacher, body) >= (size + asking.TEMPLATE_TOKENS) * 1e-6 + 50 * 4e-6
-
-
-def test_a_state_that_is_no_unicode_is_a_recorded_failure(path: Path, start: Start) -> None:
-    server = start()
-    state = State("1", [{"role": "user", "content": "\ud800"}], None, {}, "log.jsonl:7", None)
-    done = replayed(path, [state, STATES[0]], [a_teacher(server.base_url)])
-    assert (done.failed, done.answered) == (1, 1)
-    assert reasons(path) == ["the state has half of a surrogate pair"]

@@ -53,19 +53,6 @@ def test_a_file_that_was_changed_is_an_error(tmp_path: Path) -> None:
     state = State(state_id([{"a": 1}], None), [{"a": 1}], None, {}, "f:1", None)
     write_states([state], path)
     text = path.read_text()
-    path.write_text(text + text.replace('"a": 1', '"a": 2'))
-    assert refusal(path).startswith(f":2: the id '{state.id}' is not the hash")
     for wrong in ("{}", "3", '{"messages": [], "prompt": ""}', text[:20]):
-        path.write_text(wrong + "\n")
-        assert refusal(path).startswith(":1: it is no state, which has the fields id, messages")
-
-
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
-    path = tmp_path / "states.jsonl"
-    path.write_text("old")
-    half = State("x", [], None, {"content": "\ud800"}, "f:1", None)  # no UTF-8
-    with pytest.raises(UnicodeEncodeError):
-        write_states([half], path)
-    assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
-    with pytest.raises(ComposerError, match="cannot be written"):
-        write_states([], tmp_path / "gone" / "states.jsonl")
+        path.write_text(text + wrong + "\n")
+        assert refusal(path).startswith(":2: it is no state: ")

@@ -21,6 +21,7 @@ from typing import Any
 
 from composer_plugins.errors import DataError
 from composer_plugins.recipes.trace_replay.formats.common import (
+    FAILED_TOOL,
     Acted,
     Converted,
     Tally,
@@ -30,24 +31,12 @@ from composer_plugins.recipes.trace_replay.formats.common import (
     expected,
     json_lines,
     json_text,
-    result,
     texts_of,
     tool_call,
-    unknown_line,
 )
 
-MESSAGES = ("user", "assistant")
-# Lines that no request to the model holds as they are.
-# fmt: off
-WITHOUT_MESSAGE = (
-    "agent-color", "agent-name", "agent-setting", "ai-title", "attachment", "attribution-snapshot",
-    "bridge-session", "content-replacement", "custom-title", "file-history-delta", "file-history-snapshot",
-    "frame-link", "last-prompt", "marble-origami-commit", "marble-origami-snapshot", "mode",
-    "permission-mode", "pr-link", "progress", "queue-operation", "speculation-accept", "summary", "system",
-    "tag", "task-summary", "worktree-state",
-)
-# fmt: on
-SERVER_TOOL_BLOCKS = ("server_tool_use", "mcp_tool_use", "container_upload")  # and every *_tool_result
+MESSAGES = ("user", "assistant")  # types of lines; no request to the model holds another line as it is
+ONLY_HERE = ("uuid", "sessionId", "leafUuid", "messageId")  # of these a line has at least one
 SYNTHETIC = "<synthetic>"  # the model of an assistant line that Claude Code wrote itself
 
 
@@ -100,8 +89,7 @@ class Response:
 
 def recognises(row: dict[str, Any]) -> bool:
     """Whether this is a line of a session file."""
-    is_line = row.get("type") in WITHOUT_MESSAGE or (row.get("type") in MESSAGES and "uuid" in row)
-    return is_line and not {"messages", "prompt"} & row.keys()
+    return "type" in row and not row.keys().isdisjoint(ONLY_HERE)
 
 
 def read(path: Path, label: str, tools: Tools | None, tally: Tally) -> Iterator[Acted]:
@@ -133,10 +121,8 @@ class Session:
             self._add(where, row, tally)
 
     def _add(self, where: str, row: dict[str, Any], tally: Tally) -> None:
-        kind = row.get("type")
-        if kind not in MESSAGES and kind not in WITHOUT_MESSAGE:
-            raise unknown_line(where, f"a Claude Code line has the unknown type {kind!r}")
-        if kind in WITHOUT_MESSAGE:
+        kind = expected(where, row.get("type"), str, "type")
+        if kind not in MESSAGES:
             inner = row.get("attachment") if kind == "attachment" else None
             detail = inner.get("type") if isinstance(inner, dict) else row.get("subtype")
             tally.lines[f"{kind} {detail}" if isinstance(detail, str) else kind] += 1
@@ -193,10 +179,8 @@ class Session:
                 response.calls[call_id] = tool_call(call_id, name, json_text(block.get("input") or {}))
             elif kind in ("thinking", "redacted_thinking"):
                 tally.lines["thinking block (left out of the states)"] += 1
-            elif kind in SERVER_TOOL_BLOCKS or str(kind).endswith("_tool_result"):
-                response.lost = "a tool that the provider's server ran"
-            else:
-                raise unknown_line(line.where, f"an assistant message has a block of the type {kind!r}")
+            else:  # of a tool that the provider's server ran, for one
+                response.lost = f"content of the type {kind}"
 
     def chain(self, line: Line) -> list[Line] | None:
         """The lines above a line, from the root down; None if one of them is missing."""
@@ -272,7 +256,7 @@ def _said(line: Line) -> tuple[list[Converted], list[Converted]]:
             results.append(_result(line.where, block["tool_use_id"], block))
         else:
             others.append(block)
-    texts, lost = texts_of(line.where, "a user message", others, ("image", "document"))
+    texts, lost = texts_of(line.where, others)
     said = [Converted({"role": "user", "content": "\n\n".join(texts)}, lost)] if others else []
     return said, results
 
@@ -280,8 +264,10 @@ def _said(line: Line) -> tuple[list[Converted], list[Converted]]:
 def _result(where: str, call_id: str, block: dict[str, Any]) -> Converted:
     content = block.get("content")
     blocks = as_blocks([content or ""] if content is None or isinstance(content, str) else content)
-    texts, lost = texts_of(where, "a tool result", blocks, ("image", "document", "search_result"))
-    return result(call_id, "\n".join(texts), lost, block.get("is_error"))
+    texts, lost = texts_of(where, blocks)
+    # Chat messages have no field for an error, so the text says it.
+    text = "\n".join([FAILED_TOOL, *texts] if block.get("is_error") is True else texts)
+    return Converted({"role": "tool", "tool_call_id": call_id, "content": text}, lost)
 
 
 def as_blocks(content: list[Any]) -> list[Any]:

@@ -2,30 +2,35 @@
 
 - `{"messages": [...], "tools": [...], "reward": 1.0}`, as fine-tuning files have it: each assistant message
   is an action, and a reward is the outcome of all of them.
-- `{"messages": [...], "tools": [...], "response": {"choices": [...]}}`: each choice is an action.
-- `{"request": {"messages": ..., "tools": ...}, "response": {"choices": [...]}}`: each choice is an action.
-  The assistant messages of the request are not, because they have records of their own.
+- The same with `"response": {"choices": [...]}`, or `{"request": {"messages": ..., "tools": ...},
+  "response": ...}`: each choice is an action. The assistant messages of the request are not, because they
+  have lines of their own.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from composer_plugins.recipes.trace_replay.formats.common import (
     Acted,
+    Converted,
     Tally,
     Tools,
     actions,
-    chat_messages,
+    assistant,
     expected,
     function_tools,
     json_lines,
-    reward,
-    unknown_line,
+    json_text,
+    texts_of,
+    tool_call,
+    wrong_line,
 )
 from composer_plugins.recipes.trace_replay.states import CUT_OFF
 
 READ = frozenset(("messages", "tools", "request", "response", "reward"))
+REASONING = ("reasoning_content", "reasoning")
 
 
 def recognises(row: dict[str, Any]) -> bool:
@@ -34,55 +39,78 @@ def recognises(row: dict[str, Any]) -> bool:
 
 
 def read(path: Path, label: str, tools: Tools | None, tally: Tally) -> Iterator[Acted]:
-    """Each action in a file; `tools` stands in where a record has none."""
-    for where, row in json_lines(path, label, tally):
+    """Each action in a file; `tools` stands in where a line has none."""
+    for number, (where, row) in enumerate(json_lines(path, label, tally)):
         if not recognises(row):
             fields = ", ".join(sorted(row)) or "none"
-            raise unknown_line(where, f"a line of an OpenAI chat log has the fields {fields}")
-        tally.lines.update(f"field {name!r} of an OpenAI record" for name in row.keys() - READ)
-        response = row.get("response")
-        if "messages" in row and isinstance(response, dict) and (response.keys() & {"choices", "error"}):
-            yield from _of_exchange(where, {**row, "request": row}, tools, tally)
-        elif "messages" in row:
-            if "response" in row:
-                tally.lines["field 'response' of an OpenAI record, which has no choices (not read)"] += 1
-            own, outcome = function_tools(where, row.get("tools")) or tools, reward(where, row, tally)
-            yield from of_messages(where, row["messages"], own, tally, outcome=outcome)
+            raise wrong_line(where, f"a line of an OpenAI chat log has the fields {fields}")
+        tally.lines.update(f"field {name!r} of an OpenAI line" for name in row.keys() - READ)
+        request = expected(where, row.get("request", row), dict, "request")
+        own, outcome = function_tools(where, request.get("tools")) or tools, _reward(where, row)
+        raw = expected(where, request.get("messages"), list, "messages")
+        messages = [_message(where, one, tally) for one in raw]
+        steps: Iterable[tuple[int, Any, bool]]
+        if "response" in row:
+            steps = _choices(where, row["response"], len(messages), tally)
         else:
-            yield from _of_exchange(where, row, tools, tally)
+            steps = [(i, None, False) for i, one in enumerate(messages) if one.message["role"] == "assistant"]
+        for step, (i, choice, is_cut) in enumerate(steps):
+            observed = messages[i] if choice is None else _message(where, choice, tally)
+            key = f"{path}:{number}/{step}"
+            yield from actions(messages[:i], observed, own, where, outcome, key, tally, is_cut=is_cut)
 
 
-def of_messages(
-    where: str,
-    raw: Any,
-    tools: Tools | None,
-    tally: Tally,
-    *,
-    first: int = 0,
-    outcome: float | None = None,
-    is_truncated: bool = False,
-) -> Iterator[Acted]:
-    """The assistant messages of a conversation from `first` on; the last may be cut at the length limit."""
-    messages = chat_messages(where, raw, tally)
-    own = [i for i, one in enumerate(messages) if i >= first and one.message["role"] == "assistant"]
-    for i in own:
-        is_cut, key = is_truncated and i == own[-1], f"{where}/{i}"
-        yield from actions(messages[:i], messages[i], tools, where, outcome, key, tally, is_cut=is_cut)
-
-
-def _of_exchange(where: str, row: dict[str, Any], tools: Tools | None, tally: Tally) -> Iterator[Acted]:
-    request = expected(where, row["request"], dict, "request")
-    response = row["response"]
+def _choices(where: str, response: Any, i: int, tally: Tally) -> Iterator[tuple[int, Any, bool]]:
+    """The choices of a response to `i` messages, with `i` and whether each was cut at the length limit."""
     if response is None or (isinstance(response, dict) and response.get("error")):
         tally.lines["request that failed"] += 1
         return
     choices = expected(where, response, dict, "response").get("choices")
-    raw = expected(where, request.get("messages"), list, "messages of the request")
-    tools, outcome = function_tools(where, request.get("tools")) or tools, reward(where, row, tally)
-    for number, choice in enumerate(expected(where, choices, list, "choices of the response")):
+    for choice in expected(where, choices, list, "choices of the response"):
         message = expected(where, choice, dict, "a choice").get("message")
-        is_truncated = choice.get("finish_reason") == CUT_OFF
-        whole = [*raw, {"role": "assistant", **expected(where, message, dict, "message of a choice")}]
-        more: dict[str, Any] = {"outcome": outcome, "is_truncated": is_truncated}
-        for acted in of_messages(where, whole, tools, tally, first=len(raw), **more):
-            yield acted._replace(key=f"{acted.key}/{number}")
+        message = {"role": "assistant", **expected(where, message, dict, "message of a choice")}
+        yield i, message, choice.get("finish_reason") == CUT_OFF
+
+
+def _message(where: str, raw: Any, tally: Tally) -> Converted:
+    """A message in one form: text content, calls of functions, no reasoning."""
+    message = expected(where, raw, dict, "a message")
+    role, content, lost = message.get("role"), message.get("content") or "", None
+    if not isinstance(content, str):
+        texts, lost = texts_of(where, expected(where, content, list, "content of a message"))
+        content = "".join(texts)
+    if role == "assistant":
+        if any(message.get(one) for one in REASONING):
+            tally.lines["reasoning of an assistant message (left out of the states)"] += 1
+        calls = [_call(where, one) for one in message.get("tool_calls") or ()]
+        if None in calls:
+            lost = "a tool call that is not a function call"
+        return Converted(assistant(content, [call for call in calls if call]), lost)
+    if role == "tool":
+        call_id = expected(where, message.get("tool_call_id"), str, "tool_call_id of a tool message")
+        return Converted({"role": "tool", "tool_call_id": call_id, "content": content}, lost)
+    if role not in ("system", "developer", "user"):
+        raise wrong_line(where, f"a message has the role {role!r}")
+    return Converted({"role": "system" if role == "developer" else role, "content": content}, lost)
+
+
+def _call(where: str, raw: Any) -> dict[str, Any] | None:
+    """A tool call; None if it calls no function."""
+    call = expected(where, raw, dict, "a tool call")
+    if call.get("type", "function") != "function":
+        return None
+    function = expected(where, call.get("function"), dict, "function of a tool call")
+    name = expected(where, function.get("name"), str, "name of a tool call")
+    arguments = function.get("arguments")
+    arguments = arguments if isinstance(arguments, str) else json_text(arguments or {})
+    return tool_call(expected(where, call.get("id"), str, "id of a tool call"), name, arguments)
+
+
+def _reward(where: str, row: dict[str, Any]) -> float | None:
+    """The number in the field `reward` of a line, the outcome of all its actions."""
+    reward = row.get("reward")
+    if reward is None:
+        return None
+    if not isinstance(reward, int | float) or not math.isfinite(reward):
+        raise wrong_line(where, f"the reward is {reward!r}, and should be a finite number")
+    return float(reward)
