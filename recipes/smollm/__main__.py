@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.codebook import options
 from composer_plugins.recipes.shared import INTERRUPTED, check_installed, run_command
 from composer_plugins.recipes.smollm.tasks import WORKED, check_hints
@@ -57,10 +56,6 @@ def main(
         str,
         typer.Option(help="worked: the worked answer. verifier: what is wrong with the policy's own reply."),
     ] = WORKED,
-    pairs: Annotated[
-        Path | None,
-        typer.Option(help="Pairs for the replay channel, by over_http. Default: made by the model itself."),
-    ] = None,
     max_completion_length: Length = 14,
     out: Annotated[Path, typer.Option(help="Folder for runs.jsonl and curves.png.")] = Path("smollm_out"),
     device: Device = "cpu",
@@ -71,9 +66,6 @@ def main(
     """
     sets, numbers = options.parse_runs(channels), options.parse_seeds(seeds)
     check_hints(hints)
-    if pairs is not None and not any("replay" in one for one in sets):
-        problem = f"it is {str(pairs)!r}, and no run of --channels has the replay channel"
-        raise ConfigError("--pairs", problem, "add replay to --channels, or remove --pairs")
     console = console_of(out)
     try:
         with console.status("loading PyTorch, TRL and the model"):
@@ -81,7 +73,7 @@ def main(
             from composer_plugins.recipes.smollm.comparing import Comparison
 
             settings = Settings(steps=steps, max_completion_length=max_completion_length, hints=hints)
-            made = Comparison.prepared(task, model, device, settings, out / RUNS, pairs)
+            made = Comparison.prepared(task, model, device, settings, out / RUNS)
         made.run(sets, numbers, out, console)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None

@@ -15,7 +15,6 @@ from composer_plugins.recipes.codebook.report import results_table
 from composer_plugins.recipes.codebook.run import Run
 from composer_plugins.recipes.smollm.asking import Settings, accuracy, with_pairs
 from composer_plugins.recipes.smollm.model import Loaded, load
-from composer_plugins.recipes.smollm.pairs_file import PairedRows, read_pairs
 from composer_plugins.recipes.smollm.run import train
 from composer_plugins.recipes.smollm.tasks import WORKED, Row, Task, make_task
 from composer_plugins.recipes.tiny import quiet_libraries
@@ -32,23 +31,15 @@ class Comparison:
     task: Task
     settings: Settings
     file: Path
-    paired: PairedRows | None = None  # None: the model makes pairs before the first run
 
     @classmethod
     def prepared(
-        cls,
-        task: str,
-        model: str | None,
-        device: str,
-        settings: Settings,
-        file: Path,
-        pairs: Path | None = None,
+        cls, task: str, model: str | None, device: str, settings: Settings, file: Path
     ) -> "Comparison":
-        """Make the task, read the pairs and load the model."""
+        """Make the task and load the model."""
         made = make_task(task)
-        paired = read_pairs(pairs, made) if pairs is not None else None
         with quiet_libraries():
-            return cls(model or "SmolLM2-135M-Instruct", load(model, device), made, settings, file, paired)
+            return cls(model or "SmolLM2-135M-Instruct", load(model, device), made, settings, file)
 
     def run(self, sets: list[Channels], seeds: list[int], folder: Path, console: Console) -> None:
         """Train what the file does not have, and print the table and draw the curves of all."""
@@ -61,9 +52,6 @@ class Comparison:
 
     def trained(self, sets: list[Channels], seeds: list[int], console: Console) -> list[Run]:
         """The runs with these channels and seeds; those that the file does not have are trained now."""
-        if self.paired is not None:
-            number, total = sum(row["chosen"] is not None for row in self.paired.rows), len(self.task.rows)
-            console.print(f"--pairs: {number} of {total} questions have a pair", soft_wrap=True)
         plan = [(channels, seed) for seed in seeds for channels in sets]
         done = {(run.channels, run.seed): run for run in self.finished()}
         rest = [one for one in plan if one not in done]
@@ -74,7 +62,7 @@ class Comparison:
                 before, pairs = self.accuracy_before(), dict[int, list[Row]]()
                 for index, (channels, seed) in enumerate(rest):
                     if seed not in pairs and "replay" in channels:
-                        pairs[seed] = self.rows_with_pairs(seed)
+                        pairs[seed] = with_pairs(self.start, self.task, self.settings, seed)
                     rows = pairs[seed] if "replay" in channels else [*self.task.rows]
                     progress.start(index)
                     made = train(
@@ -93,23 +81,16 @@ class Comparison:
                 return float(line["run"]["greedy_before"])
         return accuracy(self.start, self.task, self.settings)
 
-    def rows_with_pairs(self, seed: int) -> list[Row]:
-        """The rows with the pairs of --pairs; without it, with those that the model makes with this seed."""
-        if self.paired is not None:
-            return self.paired.rows
-        return with_pairs(self.start, self.task, self.settings, seed)
-
-    def conditions(self, channels: Channels) -> dict[str, Any]:
-        """What a run of the file with these channels must have in common with this comparison."""
-        pairs = {"pairs": self.paired.digest} if self.paired is not None and "replay" in channels else {}
-        return {"model": self.name, "task": self.task.name, **asdict(self.settings), **pairs}
+    def conditions(self) -> dict[str, Any]:
+        """What a run of the file must have in common with this comparison."""
+        return {"model": self.name, "task": self.task.name, **asdict(self.settings)}
 
     def finished(self) -> Iterator[Run]:
         """Yield the runs of the file that have the same model, task and settings."""
         for line in self.lines():
             channels = tuple(line["run"]["channels"])
             # A line without hints is older than --hints, and one without an age is older than --ages.
-            if {"hints": WORKED, "age": 0, **line["conditions"]} == self.conditions(channels):
+            if {"hints": WORKED, "age": 0, **line["conditions"]} == self.conditions():
                 yield Run(**{**line["run"], "channels": channels})
 
     def lines(self) -> list[Any]:
@@ -119,7 +100,7 @@ class Comparison:
     def save(self, run: Run) -> None:
         """Append a run to the file."""
         numbers = {name: rounded(value) for name, value in asdict(run).items()}
-        line = {"conditions": self.conditions(run.channels), "channels": key_of(run.channels), "run": numbers}
+        line = {"conditions": self.conditions(), "channels": key_of(run.channels), "run": numbers}
         with self.file.open("a") as out:
             out.write(json.dumps(line) + "\n")
 

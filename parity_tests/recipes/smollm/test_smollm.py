@@ -1,11 +1,9 @@
 """The recipe of SmolLM2: its tasks, its pairs, and two steps of the real model with all channels."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -16,12 +14,9 @@ from composer_plugins.recipes.smollm.__main__ import app
 from composer_plugins.recipes.smollm.asking import Settings, with_pairs
 from composer_plugins.recipes.smollm.comparing import Comparison
 from composer_plugins.recipes.smollm.model import Loaded, load
-from composer_plugins.recipes.smollm.over_http import LOG, write_pairs
-from composer_plugins.recipes.smollm.pairs_file import read_pairs
 from composer_plugins.recipes.smollm.run import train
 from composer_plugins.recipes.smollm.tasks import ARITHMETIC, HELD_OUT, TRAINED, Task, make_task
 
-RECORDED = Path(__file__).parent / "recorded"
 TASKS = (ARITHMETIC, "chain_sum", "letter_counting")
 
 
@@ -70,28 +65,20 @@ def test_a_pair_has_a_right_reply_and_a_wrong_one(smollm: Loaded, short: Task) -
     assert [row["prompt"] for row in rows] == [row["prompt"] for row in short.rows]
 
 
-def test_the_replay_channel_trains_on_the_pairs_of_a_file(
-    smollm: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_replay_channel_trains_on_the_pairs(
+    smollm: Loaded, short: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copy(RECORDED / LOG, tmp_path)
-    write_pairs(tmp_path)
-    file, whole = tmp_path / "pairs" / "pairs.parquet", make_task(ARITHMETIC)
-    pq.write_table(pq.read_table(file).slice(0, 1), file)
-    asked = [pair["question"] for pair in json.loads((RECORDED / "pairs.json").read_text())[:1]]
-    own = [row for row in whole.rows if row["prompt"][-1]["content"] in asked]
-    task = Task(whole.name, own, whole.held_out[:4], whole.score)
-    settings = Settings(steps=2, batch_size=4, max_completion_length=2)
-    runs, logs, original = tmp_path / "runs.jsonl", list[dict[str, float]](), tiny.train
-    compared = Comparison("SmolLM2", smollm, task, settings, runs, read_pairs(file, task))
+    logs, original = list[dict[str, float]](), tiny.train
 
     def train_and_keep(*given: Any, **options: Any) -> list[dict[str, float]]:
         logs.extend(original(*given, **options))
         return logs
 
     monkeypatch.setattr(tiny, "train", train_and_keep)
-    rows = compared.rows_with_pairs(0)
+    rows = [row for row in with_pairs(smollm, short, Settings(), seed=0) if row["chosen"] is not None][:1]
+    settings = Settings(steps=2, batch_size=4, max_completion_length=2)
     with tiny.quiet_libraries():
-        train(("replay",), 0, smollm, task, rows, settings, 0.0, lambda step, reward: None)
+        train(("replay",), 0, smollm, short, rows, settings, 0.0, lambda step, reward: None)
     before, after = (log["composer/replay/rewards/margins"] for log in logs)
     assert before == pytest.approx(0, abs=1e-4) and after > 0.01
 
