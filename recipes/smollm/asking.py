@@ -19,7 +19,8 @@ TEMPLATE = ComposerConfig.model_fields["teacher_prompt_template"].default
 class Settings:
     """What all runs share."""
 
-    steps: int = 15
+    steps: int = 15  # batches of replies
+    num_iterations: int = 1  # optimizer steps with each batch
     batch_size: int = 16
     num_generations: int = 4
     max_completion_length: int = 14
@@ -28,7 +29,6 @@ class Settings:
     replay_weight: float = 0.5
     policy: str = "dapo"
     hints: str = WORKED  # one of HINTS
-    age: int = 0  # of the weights that sample the replies, in optimizer steps
 
 
 def subject_of(loaded: Loaded, task: Task, rows: Sequence[Row], settings: Settings) -> Subject:

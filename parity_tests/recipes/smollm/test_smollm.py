@@ -1,6 +1,6 @@
 """The recipe of SmolLM2: its tasks, its pairs, and two steps of the real model with all channels."""
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.recipes import tiny
-from composer_plugins.recipes.codebook.run import Run
 from composer_plugins.recipes.smollm.__main__ import app
 from composer_plugins.recipes.smollm.asking import Settings, with_pairs
 from composer_plugins.recipes.smollm.comparing import Comparison
@@ -37,6 +36,11 @@ def test_a_right_reply_earns_1_and_no_held_out_question_is_trained(name: str) ->
 def test_a_name_that_is_no_task_is_an_error() -> None:
     with pytest.raises(ConfigError, match="--task: 'chain_smu' cannot be made"):
         make_task("chain_smu")
+
+
+def test_a_name_that_is_no_policy_loss_is_an_error(tmp_path: Path) -> None:
+    error = CliRunner().invoke(app, ["--policies", "dapo,gspoo", "--out", str(tmp_path)]).exception
+    assert isinstance(error, ConfigError) and error.key == "--policies" and "'gspoo'" in error.problem
 
 
 @pytest.fixture
@@ -83,23 +87,25 @@ def test_the_replay_channel_trains_on_the_pairs(
     assert before == pytest.approx(0, abs=1e-4) and after > 0.01
 
 
-def test_two_steps_change_the_model_and_a_finished_run_is_not_repeated(
+def test_each_policy_makes_a_run_and_a_finished_run_is_not_repeated(
     smollm: Loaded, short: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def prepared(*given: object) -> Comparison:
-        return Comparison("SmolLM2", smollm, short, Settings(steps=2, batch_size=4), tmp_path / "runs.jsonl")
+        settings = Settings(steps=2, num_iterations=2, batch_size=4)
+        return Comparison("SmolLM2", smollm, short, settings, tmp_path / "runs.jsonl")
 
     monkeypatch.setattr(Comparison, "prepared", prepared)
     before = smollm.model.lm_head.weight.clone()
-    words = ["--channels", "rl+hint+replay", "--steps", "2", "--out", str(tmp_path)]
+    words = ["--channels", "rl+hint+replay", "--policies", "dapo,gspo", "--out", str(tmp_path)]
     first = CliRunner().invoke(app, words)
     assert first.exit_code == 0, first.output
-    (run,) = prepared().finished()
-    assert isinstance(run, Run) and run.channels == ("rl", "hint", "replay") and len(run.rewards) == 2
+    for policy in ("dapo", "gspo"):
+        (run,) = prepared().finished(replace(prepared().settings, policy=policy))
+        assert run.channels == ("rl", "hint", "replay") and len(run.rewards) == 2
+        assert (tmp_path / policy / "curves.png").stat().st_size > 1000
     assert smollm.model.lm_head.weight.equal(before)  # a copy was trained
     text = (tmp_path / "runs.jsonl").read_text()
-    assert json.loads(text)["conditions"]["steps"] == 2 and (tmp_path / "curves.png").stat().st_size > 1000
     monkeypatch.setattr("composer_plugins.recipes.smollm.comparing.train", None)
     second = CliRunner().invoke(app, words)
-    assert second.exit_code == 0 and "1 of 1 runs are in" in second.output
+    assert second.exit_code == 0 and second.output.count("1 of 1 runs are in") == 2
     assert (tmp_path / "runs.jsonl").read_text() == text
