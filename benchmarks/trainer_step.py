@@ -22,6 +22,7 @@ from trl import GRPOConfig, GRPOTrainer
 from benchmarks.timing import THREADS
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
 from composer_plugins.recipes.codebook.task import make_tokenizer
+from composer_plugins.testing.tiny_config import tiny_config
 
 ROWS, COMPLETION, TURNS, STEPS = 8, 48, 5, 3
 
@@ -40,22 +41,8 @@ RUNS: dict[str, dict[str, Any] | None] = {
 def trainer(options: dict[str, Any] | None, tokenizer: PreTrainedTokenizerFast) -> GRPOTrainer:
     """A trainer whose rollouts are scripted: every completion has COMPLETION tokens."""
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=4096,
-            hidden_size=128,
-            intermediate_size=384,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=256,
-            tie_word_embeddings=True,
-            pad_token_id=0,
-            eos_token_id=1,
-            bos_token_id=None,
-        )
-    )
+    sizes = {"intermediate_size": 384, "num_hidden_layers": 3, "max_position_embeddings": 256}
+    model = Qwen3ForCausalLM(Qwen3Config(**tiny_config(4096, 128, **sizes)))
     row = {"prompt": "a?", "privileged_context": "[12]", "chosen": "12" * 16, "rejected": "34" * 16}
 
     def rollout(prompts: list[str], made: GRPOTrainer) -> dict[str, Any]:

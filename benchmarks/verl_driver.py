@@ -52,11 +52,11 @@ def measure(folder: Path, rows: int, tokens: int, k: int) -> None:
     from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+    from benchmarks.verl_worker import config_of
     from composer_plugins.adapters.verl_plugin.surface import parse_channels
     from composer_plugins.adapters.verl_plugin.sync_trainer import hint, scoring
     from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
     from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopKLogprobsWorker
-    from composer_plugins.recipes.verl.on_a_cpu.worker import config_of
 
     node = NODE | {"hint_top_k": k}
     config = config_of(folder, node)

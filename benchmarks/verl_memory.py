@@ -72,6 +72,7 @@ def measure(folder: Path, rows: int, tokens: int, vocabulary: int, k: int) -> No
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.utils.padding import response_from_nested
 
+    from benchmarks.verl_worker import TRAIN, batch, config_of
     from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
         HINT_MASK,
         TEACHER,
@@ -84,7 +85,6 @@ def measure(folder: Path, rows: int, tokens: int, vocabulary: int, k: int) -> No
     from composer_plugins.adapters.verl_plugin.sync_trainer.scoring import PromptResponse, batch_row
     from composer_plugins.adapters.verl_plugin.upstream import SHOW_LOGITS
     from composer_plugins.recipes.verl.on_a_cpu import tiny
-    from composer_plugins.recipes.verl.on_a_cpu.worker import TRAIN, batch, config_of
 
     tiny.model(folder / "model", vocabulary)
     config = config_of(folder, {})

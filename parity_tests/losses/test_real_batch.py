@@ -6,10 +6,10 @@ import torch
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.losses.calling import call
 from composer_plugins.losses.choosing import choose
-from composer_plugins.recipes.smollm.policies import POLICIES
 from parity_tests.rigs import older_batch
 
 EPS = torch.finfo(torch.float32).eps
+POLICIES = ("grpo", "dapo", "dr_grpo", "gspo", "cispo", "cispo@trl", "sapo", "dppo_tv", "gmpo", "vespo")
 
 
 def test_the_trainer_logged_the_loss_and_the_metrics_of_the_formula() -> None:

@@ -130,8 +130,7 @@ def norm_of_gradient(model: Any) -> float:
 
 def draw(loaded: Any, task: Any, settings: Any) -> list[Reply]:
     """Sample replies to the task's questions; the first groups in which some are right and some are not."""
-    from composer_plugins.recipes.smollm.asking import subject_of
-    from composer_plugins.recipes.smollm.prompts import prompt_with_answer
+    from composer_plugins.recipes.smollm.asking import prompt_with_answer, subject_of
 
     torch.manual_seed(0)
     made, found = subject_of(loaded, task, task.rows, settings), list[Reply]()

@@ -2,13 +2,15 @@
 
     python -m parity_tests.rigs.older_batch      (session smollm; writes recipes/smollm/older_batch.json)
 
-The model is trained for STEPS steps with the policy loss `dapo`, and the last batch is kept: the
+The model is trained for STEPS steps with the policy loss `dapo`. The replies of a step are sampled from the
+weights of AGE steps ago, as an asynchronous trainer samples them. The last batch is kept: the
 log-probabilities of the policy and of the weights that sampled, the advantages, the mask, the tokens, the
 rewards, the group of each reply, and what the trainer logged.
 """
 
 import json
 import tempfile
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +42,18 @@ def train() -> tuple[dict[str, Tensor], dict[str, float]]:
     """Train; the tensors of the last batch, and the last line of the log."""
     from datasets import Dataset
 
+    from composer_plugins.adapters.trl_mixin import ComposerGRPOTrainer
     from composer_plugins.adapters.trl_mixin.channels import PolicyChannel
     from composer_plugins.recipes.smollm.asking import Settings
     from composer_plugins.recipes.smollm.model import load
-    from composer_plugins.recipes.smollm.older_rollouts import OlderRolloutsTrainer
     from composer_plugins.recipes.smollm.run import config_of
     from composer_plugins.recipes.smollm.tasks import ARITHMETIC, make_task
 
     given: dict[str, Tensor] = {}
+    past = deque[list[Tensor]](maxlen=AGE + 1)  # the weights of the last steps
 
-    class Trainer(OlderRolloutsTrainer):
-        """Keeps the last batch. What it adds to a batch is shuffled with it."""
+    class Trainer(ComposerGRPOTrainer):
+        """Samples from older weights and keeps the last batch; what it adds is shuffled with the batch."""
 
         def _calculate_rewards(self, *args: Any, **options: Any) -> Tensor:
             rewards: Tensor = super()._calculate_rewards(*args, **options)
@@ -58,9 +61,28 @@ def train() -> tuple[dict[str, Tensor], dict[str, float]]:
             return rewards
 
         def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+            past.append([one.detach().clone() for one in self.model.parameters()])
+            self.write(past[0])
             output = super()._generate_and_score_completions(inputs)
+            output["old_per_token_logps"] = self.sampler_logprobs(output)
+            self.write(past[-1])
             groups = torch.arange(len(self.rewards)) // self.num_generations
             return output | {"rewards": self.rewards, "groups": groups}
+
+        @torch.no_grad()
+        def write(self, weights: list[Tensor]) -> None:
+            """Write these numbers to the parameters of the model."""
+            for one, values in zip(self.model.parameters(), weights, strict=True):
+                one.copy_(values)
+
+        @torch.no_grad()
+        def sampler_logprobs(self, output: dict[str, Any]) -> Tensor:
+            """The log-probabilities [B, T] of the replies under the weights that the model has now."""
+            ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+            mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+            length = output["completion_ids"].shape[1]
+            logprobs: Tensor = self._get_per_token_logps_and_entropies(self.model, ids, mask, length)[0]
+            return logprobs
 
         def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
             given.update({"tokens": inputs["completion_ids"]} | {name: inputs[name] for name in OF_REPLIES})
@@ -82,7 +104,6 @@ def train() -> tuple[dict[str, Tensor], dict[str, float]]:
             args=config_of(("rl",), 0, settings, "cpu", folder),
             train_dataset=Dataset.from_list([*task.rows]),
             processing_class=start.tokenizer,
-            age=AGE,
         )
         policy = trainer._policy
         assert policy is not None

@@ -12,107 +12,70 @@ on. `echo_filter` selects none, so that the algorithm trains as grpo, and stamps
 rollout and blocks the orchestrator's event loop, so it uses no network.
 """
 
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from composer_plugins.adapters.prime_rl_plugin import upstream
 from composer_plugins.adapters.prime_rl_plugin.stamps import is_pair
-from composer_plugins.adapters.prime_rl_plugin.values import REPLAY, Array, reference_values, stamped
-from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.findings import ComposerWarning
-from composer_plugins.recipes.prime_rl.store import Kind, Store
+from composer_plugins.adapters.prime_rl_plugin.values import REPLAY, Array, stamped
+from composer_plugins.errors import DataError
+from composer_plugins.recipes.prime_rl.store import Store
 
-FIRST_REPLAY: tuple[Kind, ...] = ("replay", "reference")
-
-Found = tuple[Kind, Array]
+Streams = tuple[Array, Array | None]  # the reference and the weights of a branch, one each per token
 
 
-def echo_filter(rollout: Any, *, store: str, kinds: Sequence[Kind] = FIRST_REPLAY) -> list[list[bool]]:
+def echo_filter(rollout: Any, *, store: str) -> list[list[bool]]:
     """Stamp `rollout` from the store at `store`, and keep no observation: `algo.filter` of type "echo".
 
-    Each sample is looked up by its token ids, under each of `kinds` in turn, and takes the first record
-    found; without a record it stays as it was. The samples are stamped where the rollout has them (0.8),
-    otherwise its nodes. A record that has only 0.0 at the sampled tokens is left out with a warning.
+    The samples are stamped where the rollout has them (0.8), otherwise its nodes. A sample without a record
+    stays as it was.
     """
     opened, samples = Store(store), upstream.samples(rollout)
     if samples is None:
-        stamp_from_store(rollout, opened, kinds)
+        stamp_from_store(rollout, opened)
     for sample in samples or ():
-        if (found := _look_up(opened, kinds, sample.token_ids)) is not None:
-            with _left_out_with_a_warning():
-                reference, weights = _streams(found, sample.mask)
-                sample.ref_logprobs = reference.tolist()
-                if weights is not None:
-                    sample.rl_weights = weights.tolist()
+        if (found := look_up(opened, sample.token_ids, sample.mask)) is not None:
+            reference, weights = found
+            sample.ref_logprobs = reference.tolist()
+            if weights is not None:
+                sample.rl_weights = weights.tolist()
     return [[False] * len(branch.token_ids) for branch, _ in upstream.trained_branches(rollout)]
 
 
-def stamp_from_store(trace: Any, store: Store, kinds: Sequence[Kind] = FIRST_REPLAY) -> int:
+def stamp_from_store(trace: Any, store: Store) -> int:
     """Stamp the trained nodes of each branch found in `store` by its token ids; return how many were found.
 
     For `Task.finalize` or `Env.finalize`. A node in two branches takes the record of the first one, which
-    trains it. A record that cannot be stamped is left out with a warning.
+    trains it.
     """
-    stamped = 0
-    for branch, nodes in upstream.trained_branches(trace):
-        if (found := _look_up(store, kinds, branch.token_ids)) is not None:
-            with _left_out_with_a_warning():
-                _stamp_branch(branch, nodes, found)
-                stamped += 1
-    return stamped
+    count = 0
+    for branch, trained in upstream.trained_branches(trace):
+        ids = {id(node) for node in trained}
+        mask = [sampled and id(node) in ids for node in branch.nodes for sampled in node.mask]
+        if (found := look_up(store, branch.token_ids, mask)) is None:
+            continue
+        count += 1
+        (reference, weights), positions = found, np.flatnonzero(mask)
+        for node in trained:
+            own, positions = np.split(positions, [upstream.sampled_count(node)])
+            if weights is None and is_pair(node):
+                problem = f"a node of this branch of {len(mask)} tokens belongs to a pair"
+                raise DataError("stored reference", problem, "store a hint or a pair for a token, not both")
+            node.reference_logprobs = reference[own].tolist()
+            if weights is not None:
+                upstream.set_weights(node, weights[own].tolist())
+    return count
 
 
-def _stamp_branch(branch: Any, trained: list[upstream.Node], found: Found) -> None:
-    ids = {id(node) for node in trained}
-    mask = [sampled and id(node) in ids for node in branch.nodes for sampled in node.mask]
-    reference, weights = _streams(found, mask)
-    for node in trained:
-        upstream.check_node_type(type(node))
-        if weights is None and is_pair(node):
-            problem = f"a node of this branch of {len(mask)} tokens belongs to a pair"
-            raise DataError("stored reference", problem, "store a hint or a pair for a token, not both")
-    ends = np.cumsum([sum(node.mask) for node in trained])
-    for node, positions in zip(trained, np.split(np.flatnonzero(mask), ends[:-1]), strict=True):
-        node.reference_logprobs = reference[positions].tolist()
-        if weights is not None:
-            upstream.set_weights(node, weights[positions].tolist())
-
-
-@contextmanager
-def _left_out_with_a_warning() -> Iterator[None]:
-    """Do not end a run for a record that cannot be stamped: PRIME-RL catches no error here."""
-    try:
-        yield
-    except DataError as error:
-        warnings.warn(f"left out: {error}", ComposerWarning, stacklevel=4)
-
-
-def _streams(found: Found, mask: Sequence[bool]) -> tuple[Array, Array | None]:
-    """The reference and the weights of a branch, one each per token, 0.0 where `mask` is False."""
-    kind, values = found
-    sampled, key = np.asarray(mask, dtype=bool), f"stored {kind} of {len(values)} tokens"
-    if sampled.shape != values.shape:
-        raise DataError(key, f"the mask has {len(sampled)}", "give one boolean per token id")
-    own = np.where(sampled, values, 0.0).astype(np.float64)
-    if kind == "reference":
-        return np.where(sampled, stamped(reference_values(own, len(sampled), key)), 0.0), None
-    if not own.any():
-        problem = "it is 0.0 at every sampled token, which PRIME-RL reads as weight 1"
-        raise DataError(key, problem, "store coefficients of the sampled tokens")
-    return np.where(sampled, REPLAY, 0.0), own
-
-
-def _look_up(store: Store, kinds: Sequence[Kind], token_ids: Sequence[int]) -> Found | None:
-    if not isinstance(store, Store):
-        problem = f"it is of type {type(store).__name__}"
-        raise ConfigError("store", problem, "pass Store(path)")
-    if isinstance(kinds, str):
-        raise ConfigError("kinds", f"it is {kinds!r}, not a list", f"set [{kinds!r}]")
-    for kind in kinds:
-        if (values := store.get(token_ids, kind)) is not None:
-            return kind, values
+def look_up(store: Store, token_ids: Sequence[int], mask: Sequence[bool]) -> Streams | None:
+    """The streams of a branch, 0.0 where `mask` is False; a pair has precedence over a hint."""
+    if (weights := store.get(token_ids, "replay")) is not None:
+        if not weights[np.asarray(mask)].any():
+            problem = f"it is 0.0 at every sampled token of {len(mask)}, which PRIME-RL reads as weight 1"
+            raise DataError("stored replay", problem, "store coefficients of the sampled tokens")
+        return np.where(mask, REPLAY, 0.0), np.where(mask, weights, 0.0).astype(np.float64)
+    if (reference := store.get(token_ids, "reference")) is not None:
+        return np.where(mask, stamped(reference), 0.0), None
     return None

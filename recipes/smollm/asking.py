@@ -6,17 +6,21 @@ from typing import Any
 
 import torch
 
+from composer_plugins.columns import Prompt, hinted_prompt
+from composer_plugins.config import ComposerConfig
 from composer_plugins.recipes.smollm.model import Loaded
-from composer_plugins.recipes.smollm.prompts import prompt_with_answer
 from composer_plugins.recipes.smollm.tasks import WORKED, Row, Task
 from composer_plugins.teacher.subject import Subject, chat_encoder
+
+TEMPLATE = ComposerConfig.model_fields["teacher_prompt_template"].default
 
 
 @dataclass(frozen=True)
 class Settings:
     """What all runs share."""
 
-    steps: int = 15
+    steps: int = 15  # batches of replies
+    num_iterations: int = 1  # optimizer steps with each batch
     batch_size: int = 16
     num_generations: int = 4
     max_completion_length: int = 14
@@ -25,7 +29,6 @@ class Settings:
     replay_weight: float = 0.5
     policy: str = "dapo"
     hints: str = WORKED  # one of HINTS
-    age: int = 0  # of the weights that sample the replies, in optimizer steps
 
 
 def subject_of(loaded: Loaded, task: Task, rows: Sequence[Row], settings: Settings) -> Subject:
@@ -50,6 +53,11 @@ def accuracy(loaded: Loaded, task: Task, settings: Settings) -> float:
     made = subject_of(loaded, task, task.held_out, settings)
     completions = made.completions(made.encode([row["prompt"] for row in task.held_out]), sampled=False)
     return sum(made.rewarded(task.held_out, completions)) / len(task.held_out)
+
+
+def prompt_with_answer(row: Row) -> Prompt:
+    """Return the prompt of a row with its worked answer, as the hint channel shows it to its teacher."""
+    return hinted_prompt(row["prompt"], row["privileged_context"], TEMPLATE)
 
 
 def with_pairs(loaded: Loaded, task: Task, settings: Settings, seed: int) -> list[Row]:

@@ -1,8 +1,9 @@
 """All runs of a command: those of earlier commands are read from a file, and the others are trained."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,14 @@ from composer_plugins.recipes.codebook.report import results_table
 from composer_plugins.recipes.codebook.run import Run
 from composer_plugins.recipes.smollm.asking import Settings, accuracy, with_pairs
 from composer_plugins.recipes.smollm.model import Loaded, load
-from composer_plugins.recipes.smollm.pairs_file import PairedRows, read_pairs
 from composer_plugins.recipes.smollm.run import train
-from composer_plugins.recipes.smollm.tasks import WORKED, Row, Task, make_task
+from composer_plugins.recipes.smollm.tasks import Row, Task, make_task
 from composer_plugins.recipes.tiny import quiet_libraries
 
 DIGITS = 6  # of a number in the file
 
 
-@dataclass(frozen=True)
+@dataclass
 class Comparison:
     """A model on a task, and the file of its runs."""
 
@@ -32,94 +32,76 @@ class Comparison:
     task: Task
     settings: Settings
     file: Path
-    paired: PairedRows | None = None  # None: the model makes pairs before the first run
+    paired: dict[int, list[Row]] = field(default_factory=dict)  # the rows with pairs, by their seed
 
     @classmethod
     def prepared(
-        cls,
-        task: str,
-        model: str | None,
-        device: str,
-        settings: Settings,
-        file: Path,
-        pairs: Path | None = None,
+        cls, task: str, model: str | None, device: str, settings: Settings, file: Path
     ) -> "Comparison":
-        """Make the task, read the pairs and load the model."""
+        """Make the task and load the model."""
         made = make_task(task)
-        paired = read_pairs(pairs, made) if pairs is not None else None
         with quiet_libraries():
-            return cls(model or "SmolLM2-135M-Instruct", load(model, device), made, settings, file, paired)
+            return cls(model or "SmolLM2-135M-Instruct", load(model, device), made, settings, file)
 
-    def run(self, sets: list[Channels], seeds: list[int], folder: Path, console: Console) -> None:
-        """Train what the file does not have, and print the table and draw the curves of all."""
-        runs = self.trained(sets, seeds, console)
-        title = f"{self.name} on {self.task.name}, {len(self.task.held_out)} held-out questions"
+    def run(self, policy: str, sets: Sequence[Channels], seeds: Sequence[int], console: Console) -> None:
+        """Train what the file does not have with this policy loss, print the table, and draw the curves."""
+        runs = self.trained(policy, sets, seeds, console)
+        title = f"{self.name} on {self.task.name}, {policy}, {len(self.task.held_out)} held-out questions"
         console.print(results_table(runs, title, draws_bars=not console.options.ascii_only))
-        axis = Axis(f"{self.name} on {self.task.name}", "reward: share of replies that are right")
+        folder = self.file.parent / policy
+        folder.mkdir(exist_ok=True)
+        axis = Axis(f"{self.name} on {self.task.name}, {policy}", "reward: share of replies that are right")
         draw_curves(folder, runs, axis)
         console.print(f"wrote {self.file} and {folder / CURVES_FILE}", soft_wrap=True)
 
-    def trained(self, sets: list[Channels], seeds: list[int], console: Console) -> list[Run]:
+    def trained(
+        self, policy: str, sets: Sequence[Channels], seeds: Sequence[int], console: Console
+    ) -> list[Run]:
         """The runs with these channels and seeds; those that the file does not have are trained now."""
-        if self.paired is not None:
-            number, total = sum(row["chosen"] is not None for row in self.paired.rows), len(self.task.rows)
-            console.print(f"--pairs: {number} of {total} questions have a pair", soft_wrap=True)
+        settings = replace(self.settings, policy=policy)
         plan = [(channels, seed) for seed in seeds for channels in sets]
-        done = {(run.channels, run.seed): run for run in self.finished()}
+        done = {(run.channels, run.seed): run for run in self.finished(settings)}
         rest = [one for one in plan if one not in done]
         if len(rest) < len(plan):
             console.print(f"{len(plan) - len(rest)} of {len(plan)} runs are in {self.file}", soft_wrap=True)
         if rest:
-            with quiet_libraries(), Progress(rest, self.settings.steps, console) as progress:
-                before, pairs = self.accuracy_before(), dict[int, list[Row]]()
+            with quiet_libraries(), Progress(rest, settings.steps, console) as progress:
                 for index, (channels, seed) in enumerate(rest):
-                    if seed not in pairs and "replay" in channels:
-                        pairs[seed] = self.rows_with_pairs(seed)
-                    rows = pairs[seed] if "replay" in channels else [*self.task.rows]
+                    before, rows = self.before, self.rows(channels, seed)
                     progress.start(index)
-                    made = train(
-                        channels, seed, self.start, self.task, rows, self.settings, before, progress.step
-                    )
-                    done[channels, seed] = made
-                    self.save(made)
+                    run = train(channels, seed, self.start, self.task, rows, settings, before, progress.step)
+                    done[channels, seed] = run
+                    self.save(run, settings)
         return [done[one] for one in plan]
 
-    def accuracy_before(self) -> float:
-        """The accuracy of the model before training, from the file if it has a run on this task."""
-        length = self.settings.max_completion_length
-        asked = {"model": self.name, "task": self.task.name, "max_completion_length": length}
-        for line in self.lines():
-            if asked.items() <= line["conditions"].items():
-                return float(line["run"]["greedy_before"])
+    @cached_property
+    def before(self) -> float:
+        """The accuracy of the model before training."""
         return accuracy(self.start, self.task, self.settings)
 
-    def rows_with_pairs(self, seed: int) -> list[Row]:
-        """The rows with the pairs of --pairs; without it, with those that the model makes with this seed."""
-        if self.paired is not None:
-            return self.paired.rows
-        return with_pairs(self.start, self.task, self.settings, seed)
+    def rows(self, channels: Channels, seed: int) -> list[Row]:
+        """The rows of a run; they have pairs if the replay channel is on."""
+        if "replay" not in channels:
+            return [*self.task.rows]
+        if seed not in self.paired:
+            self.paired[seed] = with_pairs(self.start, self.task, self.settings, seed)
+        return self.paired[seed]
 
-    def conditions(self, channels: Channels) -> dict[str, Any]:
-        """What a run of the file with these channels must have in common with this comparison."""
-        pairs = {"pairs": self.paired.digest} if self.paired is not None and "replay" in channels else {}
-        return {"model": self.name, "task": self.task.name, **asdict(self.settings), **pairs}
+    def conditions(self, settings: Settings) -> dict[str, Any]:
+        """What a run of the file must have in common with one of this comparison."""
+        return {"model": self.name, "task": self.task.name, **asdict(settings)}
 
-    def finished(self) -> Iterator[Run]:
+    def finished(self, settings: Settings) -> Iterator[Run]:
         """Yield the runs of the file that have the same model, task and settings."""
-        for line in self.lines():
-            channels = tuple(line["run"]["channels"])
-            # A line without hints is older than --hints, and one without an age is older than --ages.
-            if {"hints": WORKED, "age": 0, **line["conditions"]} == self.conditions(channels):
-                yield Run(**{**line["run"], "channels": channels})
+        for text in self.file.read_text().splitlines() if self.file.exists() else []:
+            line = json.loads(text)
+            if line["conditions"] == self.conditions(settings):
+                yield Run(**{**line["run"], "channels": tuple(line["run"]["channels"])})
 
-    def lines(self) -> list[Any]:
-        """The lines of the file, each a run with its conditions."""
-        return [*map(json.loads, self.file.read_text().splitlines())] if self.file.exists() else []
-
-    def save(self, run: Run) -> None:
+    def save(self, run: Run, settings: Settings) -> None:
         """Append a run to the file."""
         numbers = {name: rounded(value) for name, value in asdict(run).items()}
-        line = {"conditions": self.conditions(run.channels), "channels": key_of(run.channels), "run": numbers}
+        line = {"conditions": self.conditions(settings), "channels": key_of(run.channels), "run": numbers}
         with self.file.open("a") as out:
             out.write(json.dumps(line) + "\n")
 

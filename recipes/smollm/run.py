@@ -3,7 +3,6 @@
 import copy
 import tempfile
 import time
-from functools import partial
 from typing import Any
 
 from datasets import Dataset
@@ -14,7 +13,6 @@ from composer_plugins.recipes.codebook.options import Channels
 from composer_plugins.recipes.codebook.run import Run
 from composer_plugins.recipes.smollm.asking import Settings, accuracy, subject_of
 from composer_plugins.recipes.smollm.model import Loaded
-from composer_plugins.recipes.smollm.older_rollouts import OlderRolloutsTrainer
 from composer_plugins.recipes.smollm.tasks import VERIFIER, Row, Task
 from composer_plugins.recipes.smollm.verifier_hints import rollouts, without_hints
 from composer_plugins.recipes.tiny import OnStep
@@ -31,7 +29,8 @@ def config_of(
         policy_weight=float("rl" in channels),
         hint_weight=settings.hint_weight if "hint" in channels else 0.0,
         replay_weight=settings.replay_weight if "replay" in channels else 0.0,
-        max_steps=settings.steps,
+        max_steps=settings.steps * settings.num_iterations,
+        num_iterations=settings.num_iterations,
         per_device_train_batch_size=settings.batch_size,
         num_generations=settings.num_generations,
         max_completion_length=settings.max_completion_length,
@@ -59,8 +58,6 @@ def train(
     if settings.hints == VERIFIER and "hint" in channels:
         options["rollout_func"] = rollouts(subject_of(own, task, rows, settings), task)
         rows = without_hints(rows)
-    if settings.age:
-        options["make_trainer"] = partial(OlderRolloutsTrainer, age=settings.age)
     with tempfile.TemporaryDirectory() as folder:
         config = config_of(channels, seed, settings, device, folder)
         data = Dataset.from_list(rows)

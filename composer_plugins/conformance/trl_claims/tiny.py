@@ -10,6 +10,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
+from composer_plugins.testing.tiny_config import tiny_config
+
 SYMBOLS = ["<pad>", "<eos>", "<unk>", *"0123456789abcdef?[]_ \n:UA"]
 MAX_LENGTH = 32
 SCRATCH = tempfile.TemporaryDirectory()  # removed with the process
@@ -54,19 +56,7 @@ def model(dtype: torch.dtype = torch.float32, seed: int = 0) -> Qwen3ForCausalLM
     """Random weights, wide enough apart that no distribution is near uniform."""
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=len(SYMBOLS),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=MAX_LENGTH,
-        initializer_range=0.2,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
+        **tiny_config(len(SYMBOLS), 32, max_position_embeddings=MAX_LENGTH, initializer_range=0.2)
     )
     return Qwen3ForCausalLM(config).to(dtype)
 

@@ -1,6 +1,7 @@
 """One worker of verl's, its engine real (FSDP2 over gloo), on a fixed batch: the hint is learned."""
 
 import json
+import os
 import subprocess
 from itertools import pairwise
 from pathlib import Path
@@ -9,20 +10,22 @@ from typing import Any
 import pytest
 
 from composer_plugins.recipes.verl.on_a_cpu.runner import TIMEOUT, end, environment, prepared, short_paths
+from parity_tests.rigs.paths import ROOT
 
-WORKER = "composer_plugins.recipes.verl.on_a_cpu.worker"
+WORKER = "benchmarks.verl_worker"
 ALONE = {"policy_weight": 0.0, "hint_weight": 1.0, "hint_teacher": "live"}
 
 
 def updates(folder: Path, node: dict[str, Any]) -> list[dict[str, float]]:
     """Our metrics of six updates on the same rows, in a process of its own that leaves none behind."""
     token = prepared(folder)
+    variables = environment(folder, token)
     try:
         with short_paths() as (_, python):
             done = subprocess.run(
                 [python, "-m", WORKER, str(folder), json.dumps(node)],
                 cwd=folder,
-                env=environment(folder, token),
+                env=variables | {"PYTHONPATH": os.pathsep.join((str(ROOT), variables["PYTHONPATH"]))},
                 capture_output=True,
                 text=True,
                 timeout=TIMEOUT,

@@ -1,6 +1,5 @@
 """Stamps from a store: by the echo filter of PRIME-RL 0.8, and on the nodes of later verifiers."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +7,7 @@ import pytest
 
 from composer_plugins.adapters.prime_rl_plugin.stamps import check_trace
 from composer_plugins.adapters.prime_rl_plugin.values import REPLAY
-from composer_plugins.errors import ComposerError, ConfigError
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.recipes.prime_rl.store import Store, StoreWriter
 from composer_plugins.recipes.prime_rl.stored_stamps import echo_filter, stamp_from_store
 from parity_tests.rigs import prime_rl_nodes as double
@@ -84,44 +82,11 @@ def test_a_node_in_two_branches_follows_the_first(tmp_path: Path) -> None:
     assert weights == [[0.0, 0.0, 0.0, 0.25, 0.25, 0.0, 0.25], [0.0] * 6 + [-0.25]]
 
 
-def test_of_a_pair_and_a_hint_the_first_of_kinds_is_taken(tmp_path: Path) -> None:
+def test_of_a_pair_and_a_hint_the_pair_is_taken(tmp_path: Path) -> None:
     stored(tmp_path, "reference", HINT)
-    path = stored(tmp_path, "replay", PAIR)
-    by_default, hint = rollout(), rollout()
-    echo_filter(by_default, store=path)
-    echo_filter(hint, store=path, kinds=["reference", "replay"])
-    assert by_default.samples[0].rl_weights is not None
-    assert hint.samples[0].rl_weights is None
-    with pytest.raises(ConfigError, match="did you mean 'replay'"):
-        echo_filter(rollout(), store=path, kinds=["replays"])  # type: ignore[list-item]
-
-
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda path: echo_filter(rollout(), store=path, kinds="reference"), r"kinds: .*set \['reference'\]"),
-        (lambda path: stamp_from_store(trace(), path), r"store: it is of type str; pass Store\(path\)"),
-        (lambda path: stamp_from_store(None, Store(path)), "trace: it is of type NoneType.* pass verifiers'"),
-        (lambda path: check_trace(None), "trace: it is of type NoneType, which has no branches"),
-        (lambda path: check_trace(trace().branches[0].nodes[0]), "trace: it is of type MessageNode"),
-    ],
-)
-def test_what_is_not_a_trace_a_store_or_a_list_is_an_error(
-    tmp_path: Path, call: Callable[[str], object], said: str
-) -> None:
-    with pytest.raises(ComposerError, match=said):
-        call(stored(tmp_path, "reference", HINT))
-
-
-@pytest.mark.parametrize("kind", ["reference", "replay"])
-def test_a_mask_of_another_length_is_left_out_with_a_warning(tmp_path: Path, kind: str) -> None:
-    path, samples, nodes = stored(tmp_path, kind, HINT), rollout(), trace()
-    before = samples.samples[0].mask = samples.samples[0].mask[:-1]
-    nodes.branches[0].nodes[-1].mask.append(True)
-    for call in (lambda: echo_filter(samples, store=path), lambda: stamp_from_store(nodes, Store(path))):
-        with pytest.warns(ComposerWarning, match=f"stored {kind} of 7 tokens: the mask has [68]; give one"):
-            call()
-    assert samples.samples[0].ref_logprobs is None and samples.samples[0].mask == before
+    given = rollout()
+    echo_filter(given, store=stored(tmp_path, "replay", PAIR))
+    assert given.samples[0].rl_weights is not None
 
 
 def test_records_that_are_written_during_a_run_are_seen(tmp_path: Path) -> None:
@@ -133,33 +98,22 @@ def test_records_that_are_written_during_a_run_are_seen(tmp_path: Path) -> None:
     assert after != rollout()
 
 
-def test_a_record_with_only_0_at_the_sampled_tokens_is_left_out_with_a_warning(tmp_path: Path) -> None:
-    """PRIME-RL catches no error of the filter, which would end the run."""
-    for kind, said in (("replay", "reads as weight 1"), ("reference", "exactly 0.0")):
-        path = stored(tmp_path / kind, kind, [-1.0, -1.0, -1.0, 0.0, 0.0, -1.0, 0.0])
-        for make in (trace, rollout):
-            given = make()
-            with pytest.warns(ComposerWarning, match=f"left out: stored {kind} of 7 tokens: .*{said}"):
-                assert echo_filter(given, store=path) == [[False] * 7, [False] * 7]
-            assert given == make()
-        # 4 and 5 are trained in the first branch; of its own the second has 9 alone
-        own = [0.0, 0.0, 0.0, -1.0, -1.0, 0.0, 0.0]
-        path = stored(tmp_path / f"{kind} 2", kind, own, 1, 2, 3, 4, 5, 8, 9)
-        nodes = trace()
-        with pytest.warns(ComposerWarning, match=said):
-            assert stamp_from_store(nodes, Store(path)) == 0
-        assert nodes == trace()
+def test_a_pair_with_only_0_at_the_sampled_tokens_is_an_error(tmp_path: Path) -> None:
+    path = stored(tmp_path, "replay", [-1.0, -1.0, -1.0, 0.0, 0.0, -1.0, 0.0])
+    for given in (trace(), rollout()):
+        with pytest.raises(DataError, match="it is 0.0 at every sampled token of 7"):
+            echo_filter(given, store=path)
+    # 4 and 5 are trained in the first branch; of its own the second has 9 alone
+    path = stored(tmp_path / "2", "replay", [0.0, 0.0, 0.0, -1.0, -1.0, 0.0, 0.0], 1, 2, 3, 4, 5, 8, 9)
+    with pytest.raises(DataError, match="it is 0.0 at every sampled token of 7"):
+        stamp_from_store(trace(), Store(path))
 
 
 def test_a_stored_hint_does_not_leave_a_pairs_weights_on_a_node(tmp_path: Path) -> None:
-    given, before = trace(), trace()
+    given = trace()
     stamp_from_store(given, Store(stored(tmp_path / "pairs", "replay", PAIR)))
-    stamp_from_store(before, Store(tmp_path / "pairs" / "a.store"))
-    with pytest.warns(ComposerWarning, match="a hint or a pair for a token, not both"):
-        assert stamp_from_store(given, Store(stored(tmp_path / "hints", "reference", HINT))) == 0
-    assert given == before
-    assert stamp_from_store(given, Store(tmp_path / "pairs" / "a.store")) == 1  # a pair again: as it was
-    assert given == before
+    with pytest.raises(DataError, match="a hint or a pair for a token, not both"):
+        stamp_from_store(given, Store(stored(tmp_path / "hints", "reference", HINT)))
 
 
 def test_what_cannot_carry_a_stamp_is_rejected(tmp_path: Path) -> None:

@@ -1,27 +1,21 @@
 """The recipe of SmolLM2: its tasks, its pairs, and two steps of the real model with all channels."""
 
-import json
-import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.recipes import tiny
-from composer_plugins.recipes.codebook.run import Run
 from composer_plugins.recipes.smollm.__main__ import app
 from composer_plugins.recipes.smollm.asking import Settings, with_pairs
 from composer_plugins.recipes.smollm.comparing import Comparison
 from composer_plugins.recipes.smollm.model import Loaded, load
-from composer_plugins.recipes.smollm.over_http import LOG, write_pairs
-from composer_plugins.recipes.smollm.pairs_file import read_pairs
 from composer_plugins.recipes.smollm.run import train
 from composer_plugins.recipes.smollm.tasks import ARITHMETIC, HELD_OUT, TRAINED, Task, make_task
 
-RECORDED = Path(__file__).parent / "recorded"
 TASKS = (ARITHMETIC, "chain_sum", "letter_counting")
 
 
@@ -42,6 +36,11 @@ def test_a_right_reply_earns_1_and_no_held_out_question_is_trained(name: str) ->
 def test_a_name_that_is_no_task_is_an_error() -> None:
     with pytest.raises(ConfigError, match="--task: 'chain_smu' cannot be made"):
         make_task("chain_smu")
+
+
+def test_a_name_that_is_no_policy_loss_is_an_error(tmp_path: Path) -> None:
+    error = CliRunner().invoke(app, ["--policies", "dapo,gspoo", "--out", str(tmp_path)]).exception
+    assert isinstance(error, ConfigError) and error.key == "--policies" and "'gspoo'" in error.problem
 
 
 @pytest.fixture
@@ -70,49 +69,43 @@ def test_a_pair_has_a_right_reply_and_a_wrong_one(smollm: Loaded, short: Task) -
     assert [row["prompt"] for row in rows] == [row["prompt"] for row in short.rows]
 
 
-def test_the_replay_channel_trains_on_the_pairs_of_a_file(
-    smollm: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_replay_channel_trains_on_the_pairs(
+    smollm: Loaded, short: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copy(RECORDED / LOG, tmp_path)
-    write_pairs(tmp_path)
-    file, whole = tmp_path / "pairs" / "pairs.parquet", make_task(ARITHMETIC)
-    pq.write_table(pq.read_table(file).slice(0, 1), file)
-    asked = [pair["question"] for pair in json.loads((RECORDED / "pairs.json").read_text())[:1]]
-    own = [row for row in whole.rows if row["prompt"][-1]["content"] in asked]
-    task = Task(whole.name, own, whole.held_out[:4], whole.score)
-    settings = Settings(steps=2, batch_size=4, max_completion_length=2)
-    runs, logs, original = tmp_path / "runs.jsonl", list[dict[str, float]](), tiny.train
-    compared = Comparison("SmolLM2", smollm, task, settings, runs, read_pairs(file, task))
+    logs, original = list[dict[str, float]](), tiny.train
 
     def train_and_keep(*given: Any, **options: Any) -> list[dict[str, float]]:
         logs.extend(original(*given, **options))
         return logs
 
     monkeypatch.setattr(tiny, "train", train_and_keep)
-    rows = compared.rows_with_pairs(0)
+    rows = [row for row in with_pairs(smollm, short, Settings(), seed=0) if row["chosen"] is not None][:1]
+    settings = Settings(steps=2, batch_size=4, max_completion_length=2)
     with tiny.quiet_libraries():
-        train(("replay",), 0, smollm, task, rows, settings, 0.0, lambda step, reward: None)
+        train(("replay",), 0, smollm, short, rows, settings, 0.0, lambda step, reward: None)
     before, after = (log["composer/replay/rewards/margins"] for log in logs)
     assert before == pytest.approx(0, abs=1e-4) and after > 0.01
 
 
-def test_two_steps_change_the_model_and_a_finished_run_is_not_repeated(
+def test_each_policy_makes_a_run_and_a_finished_run_is_not_repeated(
     smollm: Loaded, short: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def prepared(*given: object) -> Comparison:
-        return Comparison("SmolLM2", smollm, short, Settings(steps=2, batch_size=4), tmp_path / "runs.jsonl")
+        settings = Settings(steps=2, num_iterations=2, batch_size=4)
+        return Comparison("SmolLM2", smollm, short, settings, tmp_path / "runs.jsonl")
 
     monkeypatch.setattr(Comparison, "prepared", prepared)
     before = smollm.model.lm_head.weight.clone()
-    words = ["--channels", "rl+hint+replay", "--steps", "2", "--out", str(tmp_path)]
+    words = ["--channels", "rl+hint+replay", "--policies", "dapo,gspo", "--out", str(tmp_path)]
     first = CliRunner().invoke(app, words)
     assert first.exit_code == 0, first.output
-    (run,) = prepared().finished()
-    assert isinstance(run, Run) and run.channels == ("rl", "hint", "replay") and len(run.rewards) == 2
+    for policy in ("dapo", "gspo"):
+        (run,) = prepared().finished(replace(prepared().settings, policy=policy))
+        assert run.channels == ("rl", "hint", "replay") and len(run.rewards) == 2
+        assert (tmp_path / policy / "curves.png").stat().st_size > 1000
     assert smollm.model.lm_head.weight.equal(before)  # a copy was trained
     text = (tmp_path / "runs.jsonl").read_text()
-    assert json.loads(text)["conditions"]["steps"] == 2 and (tmp_path / "curves.png").stat().st_size > 1000
     monkeypatch.setattr("composer_plugins.recipes.smollm.comparing.train", None)
     second = CliRunner().invoke(app, words)
-    assert second.exit_code == 0 and "1 of 1 runs are in" in second.output
+    assert second.exit_code == 0 and second.output.count("1 of 1 runs are in") == 2
     assert (tmp_path / "runs.jsonl").read_text() == text

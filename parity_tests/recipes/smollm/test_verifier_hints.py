@@ -1,12 +1,10 @@
 """Hints from the verifier: what is wrong with the policy's own reply, for each wrong reply."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from composer_plugins.adapters.trl_mixin.channels import HintChannel
@@ -14,15 +12,12 @@ from composer_plugins.errors import ConfigError
 from composer_plugins.recipes import tiny
 from composer_plugins.recipes.codebook.run import Run
 from composer_plugins.recipes.smollm.__main__ import app
-from composer_plugins.recipes.smollm.asking import Settings, subject_of
+from composer_plugins.recipes.smollm.asking import Settings
 from composer_plugins.recipes.smollm.comparing import Comparison
 from composer_plugins.recipes.smollm.model import Loaded
 from composer_plugins.recipes.smollm.run import train
 from composer_plugins.recipes.smollm.tasks import ARITHMETIC, Task, make_task, question
-from composer_plugins.recipes.smollm.verifier_hints import wrong_replies
-from composer_plugins.teacher import measure
 
-TEMPLATES = {"default": "{prompt}\n\n{privileged_context}"}
 ROW = question("What is 7 * 8?", "56", "7 * 8 = 56")
 
 
@@ -139,29 +134,10 @@ def test_the_rows_with_a_wrong_reply_have_a_hint_about_it(
     assert alone.rewards == made.rewards[:1]
 
 
-def test_a_teacher_is_measured_on_the_replies_that_its_hints_are_about(smollm: Loaded) -> None:
-    task = make_task(ARITHMETIC)
-    torch.manual_seed(0)
-    found = wrong_replies(subject_of(smollm, task, task.rows[:6], Settings()), task)
-    assert [*found] == ["worked", "verifier"]
-    worked, verifier = found.values()
-    assert worked.rows and len(worked.rows) == len(verifier.rows) == len(verifier.replies)
-    for row, reply in zip(verifier.rows, verifier.texts(verifier.replies), strict=True):
-        assert row["privileged_context"] == task.feedback(reply, dict(row))
-    policy, teacher = measure(verifier, TEMPLATES)
-    assert policy.sampled == 0 and teacher.shown == 1 and teacher.forward_kl > 0
-
-
-def test_the_hints_are_a_condition_of_a_run(tmp_path: Path, even: Task) -> None:
-    """A line that was written before there was a choice is a run with the worked answer."""
-    file = tmp_path / "runs.jsonl"
-    worked = Comparison("m", Loaded(None, None), even, Settings(), file)
-    verifier = replace(worked, settings=Settings(hints="verifier"))
+def test_the_hints_and_the_policy_are_conditions_of_a_run(tmp_path: Path, even: Task) -> None:
+    worked = Comparison("m", Loaded(None, None), even, Settings(), tmp_path / "runs.jsonl")
     run = Run(("rl", "hint"), 0, [0.0], 0.0, 0.0, 1.0)
-    worked.save(run)
-    line = json.loads(file.read_text())
-    assert line["conditions"].pop("hints") == "worked"
-    file.write_text(json.dumps(line) + "\n")
-    assert [*worked.finished()] == [run] and not [*verifier.finished()]
-    verifier.save(run)
-    assert [*worked.finished()] == [*verifier.finished()] == [run]
+    worked.save(run, worked.settings)
+    assert [*worked.finished(worked.settings)] == [run]
+    for other in (Settings(hints="verifier"), Settings(policy="gspo"), Settings(num_iterations=2)):
+        assert not [*worked.finished(other)]

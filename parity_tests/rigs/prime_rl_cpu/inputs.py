@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from composer_plugins.testing.tiny_config import tiny_config
+
 VOCABULARY = 32
 SEQ_LEN = 96
 MICRO_BATCHES = 2  # of a step
@@ -21,19 +23,8 @@ def write_model(folder: Path) -> None:
     from tokenizers.models import WordLevel
 
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.4,
-        tie_word_embeddings=False,
-        pad_token_id=0,
-        eos_token_id=1,
-    )
+    options = {"max_position_embeddings": 256, "tie_word_embeddings": False, "bos_token_id": 1}
+    config = LlamaConfig(**tiny_config(VOCABULARY, 32, initializer_range=0.4, **options))
     LlamaForCausalLM(config).float().save_pretrained(folder)
     words = {"<pad>": 0, "<eos>": 1, **{f"w{i}": i for i in range(2, VOCABULARY)}}
     tokenizer = Tokenizer(WordLevel(words, unk_token="<pad>"))

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import torch
 
+from composer_plugins.testing.tiny_config import tiny_config
+
 REWARD = '''"""More digits, more reward."""
 
 
@@ -53,21 +55,8 @@ def model(folder: Path, vocabulary: int) -> None:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
-    made = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=vocabulary,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=512,
-            tie_word_embeddings=False,
-            pad_token_id=0,
-            eos_token_id=1,
-            bos_token_id=1,
-        )
-    )
+    options = {"max_position_embeddings": 512, "tie_word_embeddings": False, "bos_token_id": 1}
+    made = Qwen2ForCausalLM(Qwen2Config(**tiny_config(vocabulary, 64, **options)))
     made.generation_config.eos_token_id = [*range(1, vocabulary, END)]
     made.save_pretrained(folder)
 

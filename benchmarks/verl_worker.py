@@ -1,6 +1,6 @@
 """One worker of verl's with a real FSDP2 engine, a fixed batch, and our loss: no rollout and no trainer.
 
-    python -m composer_plugins.recipes.verl.on_a_cpu.worker FOLDER NODE
+    python -m benchmarks.verl_worker FOLDER NODE
 
 NODE is `algorithm.composer` as JSON. The teacher, this model before the first update, is asked with a
 hint; then the actor makes six updates on the same rows. The last line printed is the metrics of each, as
