@@ -1,15 +1,12 @@
 """Random inputs for a loss, by the names in its row (`composer_plugins.losses.inputs.INPUTS`)."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from composer_plugins.losses.inputs import INPUTS, TOKENS, TOP_K, VOCAB
-
-if TYPE_CHECKING:
-    from composer_plugins.testing.settings import Setting
 
 Batch = dict[str, Any]
 
@@ -31,7 +28,7 @@ DRAWS: list[dict[str, Any]] = [
 
 
 def draw(
-    setting: "Setting",
+    names: Sequence[str],
     seed: int = 0,
     *,
     size: int = 4,
@@ -42,7 +39,7 @@ def draw(
     per_token: bool = True,
     dtype: torch.dtype = torch.float64,
 ) -> Batch:
-    """Draw every input of a setting, by name; KeyError where nothing here can draw one.
+    """Draw the inputs of these names; KeyError where nothing here can draw one.
 
     `unmasked` is the share of unmasked tokens or rows; below 1 the second row is masked out. `spread` is how
     far the log-probabilities of other policies lie from those of the policy.
@@ -69,7 +66,7 @@ def draw(
     row_mask = uniform(size) < unmasked
     if unmasked < 1 and size > 1:
         token_mask[1], row_mask[1] = False, False
-    over_tokens = any(INPUTS[n].shape in (TOKENS, VOCAB, TOP_K) for n in setting.inputs if n != "mask")
+    over_tokens = any(INPUTS[n].shape in (TOKENS, VOCAB, TOP_K) for n in names if n != "mask")
     last = torch.nn.functional.one_hot(torch.full((size,), tokens - 1), tokens)
     advantages = normal(size, tokens) if per_token else normal(size, 1)
     ids = torch.randint(0, max(size // 3, 1), (size,), generator=g)
@@ -105,7 +102,7 @@ def draw(
         "reference_kl": uniform(1)[0],
         "reward_shift": normal(1)[0],
         "rewards": torch.randint(0, 5, (size,), generator=g) / 10 + 0.1 * normal(size).round(),
-        "group_ids": ids if NUM_GROUPS in setting.inputs else 7 * ids - 3,
+        "group_ids": ids if NUM_GROUPS in names else 7 * ids - 3,
         NUM_GROUPS: max(size // 3, 1),
         "lengths": torch.randint(1, tokens + 1, (size,), generator=g),
         "baselines": uniform(size),
@@ -124,18 +121,10 @@ def draw(
     }
     pi = drawn["old_logprobs"].exp()  # one entry of a vocabulary, whose others share the rest
     drawn["sum_pi_squared"] = pi.square() + uniform(size, tokens) * (1 - pi).square()
-    batch = {name: drawn[name] for name in setting.inputs}
+    batch = {name: drawn[name] for name in names}
     return {
         n: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for n, x in batch.items()
     }
-
-
-def draw_pairs(setting: "Setting", pairs: int = 3) -> Batch:
-    """Draw rows without masked tokens, each of them twice, and all policies of a row equal."""
-    batch = setting.draw(size=pairs, spread=0.0, unmasked=1.0)
-    same = [name for name in batch if name.endswith("_logprobs") and INPUTS[name].shape == TOKENS]
-    batch |= {name: batch[setting.trained[0]].clone() for name in same}
-    return select_rows(batch, torch.arange(pairs).repeat_interleave(2))
 
 
 def tensors(batch: Batch) -> dict[str, Tensor]:

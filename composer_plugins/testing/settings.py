@@ -13,7 +13,6 @@ from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.inputs import INPUTS, PAIRS, ROWS, TOKENS, TOP_K, VOCAB
 from composer_plugins.losses.row import REQUIRED, Loss, Parameter, Value
 from composer_plugins.testing.assertions import tolerance
-from composer_plugins.testing.gradients import value_and_gradients
 from composer_plugins.testing.inputs import (
     DRAWS,
     FINITE,
@@ -100,7 +99,7 @@ class Setting:
 
     def draw(self, seed: int = 0, **options: Any) -> Batch:
         """Draw every input (`inputs.draw`)."""
-        return draw(self, seed, **options)
+        return draw(self.inputs, seed, **options)
 
     def batches(self, to_be_cut: bool = False) -> list[Batch]:
         """Several batches of random numbers."""
@@ -211,6 +210,38 @@ class Setting:
         if k is None or k <= vocabulary:
             return self
         return replace(self, choice=replace(self.choice, params={**self.params, "top_k": vocabulary}))
+
+
+def with_trained_gradients(setting: Setting, batch: Batch) -> Batch:
+    """The batch with `requires_grad` on copies of the inputs that the setting trains."""
+    return batch | {name: batch[name].detach().clone().requires_grad_() for name in setting.trained}
+
+
+def with_all_gradients(batch: Batch) -> Batch:
+    """The batch with `requires_grad` on copies of all floating-point tensors."""
+    return batch | {name: x.detach().clone().requires_grad_() for name, x in float_tensors(batch).items()}
+
+
+def value_and_gradients(
+    setting: Setting, batch: Batch, weight: Tensor | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the result, and the gradient of its sum (weighted by `weight`) in each trained input."""
+    batch = with_trained_gradients(setting, batch)
+    result = setting.result(batch)
+    total = (result if weight is None else torch.where(result == 0, 0.0, weight) * result).sum()
+    wanted = {name: batch[name] for name in setting.trained}
+    if not total.requires_grad:
+        return result, {name: torch.zeros_like(x) for name, x in wanted.items()}
+    found = torch.autograd.grad(total, list(wanted.values()), materialize_grads=True)
+    return result.detach(), dict(zip(wanted, found, strict=True))
+
+
+def draw_pairs(setting: Setting, pairs: int = 3) -> Batch:
+    """Draw rows without masked tokens, each of them twice, and all policies of a row equal."""
+    batch = setting.draw(size=pairs, spread=0.0, unmasked=1.0)
+    same = [name for name in batch if name.endswith("_logprobs") and INPUTS[name].shape == TOKENS]
+    batch |= {name: batch[setting.trained[0]].clone() for name in same}
+    return select_rows(batch, torch.arange(pairs).repeat_interleave(2))
 
 
 def main_tensor(result: Any) -> Tensor:

@@ -25,7 +25,7 @@ from composer_plugins.kernels.advantages import (
 )
 from composer_plugins.losses.row import Loss
 from composer_plugins.testing.assertions import assert_parity
-from composer_plugins.testing.inputs import NUM_GROUPS, draw, float_tensors
+from composer_plugins.testing.inputs import NUM_GROUPS, float_tensors
 from composer_plugins.testing.settings import settings as settings_of
 from composer_plugins.testing.strategies import grouped_rewards
 from parity_tests.rigs.every import each, row_id, rows
@@ -215,7 +215,7 @@ def test_nan_reward_of_an_unmasked_row_reaches_the_rows_that_are_its_scale(estim
 @each("advantage")
 def test_no_rows_give_no_advantages(row: Loss) -> None:
     for setting in settings_of(row):
-        assert len(setting.result(draw(setting, size=0))) == 0
+        assert len(setting.result(setting.draw(size=0))) == 0
 
 
 def test_opo_of_a_group_without_an_unmasked_token_takes_the_plain_mean() -> None:
@@ -232,7 +232,7 @@ NUMBERED = [row for row in rows("advantage") if NUM_GROUPS in row.optional]
 def test_ids_that_are_numbered_already_give_the_same_without_a_sort(row: Loss) -> None:
     *_, setting = settings_of(row, thorough=False)
     for seed, unused in product(range(25), range(4)):
-        batch = draw(setting, seed, size=12)
+        batch = setting.draw(seed, size=12)
         count = batch.pop(NUM_GROUPS) + unused
         sorted_ids = setting.result(batch)
         assert_parity(setting.result(batch | {NUM_GROUPS: count}), sorted_ids, terms=12, magnitude=10.0)
@@ -264,7 +264,7 @@ def test_equal_rewards_have_no_advantage_at_all(row: Loss, dtype: torch.dtype, r
         if setting.params.get("singleton") == "raw":
             continue  # a group of one gets its reward
         for size in (1, 3, 8, 30):
-            batch = draw(setting, size=size, unmasked=0.7 if size > 3 else 1.0, dtype=dtype)
+            batch = setting.draw(size=size, unmasked=0.7 if size > 3 else 1.0, dtype=dtype)
             rewards = {
                 n: torch.full_like(x, reward) for n, x in float_tensors(batch).items() if "reward" in n
             }

@@ -14,7 +14,7 @@ from composer_plugins.kernels.policy import grpo, gspo
 from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.losses.row import Loss
 from composer_plugins.testing.assertions import assert_parity
-from composer_plugins.testing.inputs import draw, float_tensors, one_of_each_row, poisoned_at, with_junk
+from composer_plugins.testing.inputs import float_tensors, one_of_each_row, poisoned_at, with_junk
 from composer_plugins.testing.settings import settings
 from composer_plugins.testing.strategies import token_batches
 from parity_tests.rigs.every import each
@@ -144,7 +144,7 @@ def test_a_lower_bound_above_the_upper_one_is_an_error() -> None:
 @pytest.mark.parametrize("loss", [grpo, gspo], ids=["grpo", "gspo"])
 def test_nan_in_a_correction_is_nan_in_the_gradient_of_the_loss_that_it_weighs(row: Loss, loss: Loss) -> None:
     for setting in settings(row):
-        batch = draw(setting, spread=0.01)
+        batch = setting.draw(spread=0.01)
         mask, old = batch["mask"], batch["old_logprobs"]
         advantages = torch.linspace(-1, 1, len(mask), dtype=torch.float64).unsqueeze(1)
         where = one_of_each_row(mask)

@@ -18,9 +18,9 @@ from composer_plugins.losses.choosing import choose
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Loss, of_kind
 from composer_plugins.testing.assertions import assert_parity
-from composer_plugins.testing.gradients import value_and_gradients
-from composer_plugins.testing.inputs import draw, with_junk
+from composer_plugins.testing.inputs import with_junk
 from composer_plugins.testing.settings import settings as settings_of
+from composer_plugins.testing.settings import value_and_gradients
 from composer_plugins.testing.strategies import token_batches
 
 Kernel = Callable[..., TokenLoss]
@@ -80,7 +80,7 @@ def test_upstream_arithmetic_overflows_to_nan_where_ours_saturates() -> None:
 def test_a_rows_nan_advantage_gives_its_masked_tokens_no_gradient(row: Loss) -> None:
     setting = next(settings_of(row))
     for spread in (0.0, 0.3, 1e4):  # 1e4: a ratio that saturates
-        batch = draw(setting, spread=spread, per_token=False)
+        batch = setting.draw(spread=spread, per_token=False)
         batch["mask"][0] = torch.tensor([True, False, True, True, False, True])
         batch["advantages"][0] = torch.nan
         loss, gradients = value_and_gradients(setting, batch)

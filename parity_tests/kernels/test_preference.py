@@ -19,7 +19,7 @@ from composer_plugins.kernels.types import PairLoss
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, Loss, of_kind
 from composer_plugins.testing.assertions import assert_parity
-from composer_plugins.testing.inputs import draw, with_junk
+from composer_plugins.testing.inputs import with_junk
 from composer_plugins.testing.settings import settings as settings_of
 from composer_plugins.testing.strategies import seeds, token_batches
 
@@ -103,7 +103,7 @@ over_rows = pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 
 def drawn(row: Loss, seed: int = 0, spread: float = 2.0) -> dict[str, Tensor]:
     """The inputs that the row needs, for four pairs."""
-    return draw(next(settings_of(row, thorough=False)), seed, spread=spread)
+    return next(settings_of(row, thorough=False)).draw(seed, spread=spread)
 
 
 def defaults(row: Loss) -> dict[str, Any]:

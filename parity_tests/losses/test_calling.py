@@ -13,9 +13,7 @@ from composer_plugins.kernels.types import Metric, PairLoss, TokenLoss
 from composer_plugins.losses.calling import call, check_inputs, check_result
 from composer_plugins.losses.choosing import Choice, choose, find_one
 from composer_plugins.losses.inputs import INPUTS
-from composer_plugins.testing.gradients import value_and_gradients
-from composer_plugins.testing.inputs import draw
-from composer_plugins.testing.settings import settings
+from composer_plugins.testing.settings import settings, value_and_gradients
 from parity_tests.rigs.every import each
 
 GRPO = choose("policy", "grpo")
@@ -66,7 +64,7 @@ def test_a_loss_that_averages_advantages_over_a_sequence_is_marked_and_rejects_t
     for setting in settings(row, thorough=False):
         if "advantages" not in setting.inputs or "logprobs" not in setting.inputs:
             continue
-        batch = draw(setting, size=3, tokens=4, unmasked=1.0, spread=0.01)
+        batch = setting.draw(size=3, tokens=4, unmasked=1.0, spread=0.01)
         changed = batch | {"advantages": batch["advantages"] + 0.01 * torch.eye(4)[:3].double()}
         gradients = [value_and_gradients(setting, one)[1]["logprobs"] for one in (batch, changed)]
         elsewhere = ~torch.eye(4, dtype=torch.bool)[:3]

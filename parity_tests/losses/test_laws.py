@@ -11,7 +11,7 @@ import pytest
 
 from composer_plugins.losses.row import Kind, Loss
 from composer_plugins.testing import parametrize_with_checks
-from composer_plugins.testing.inputs import draw, float_tensors, tensors
+from composer_plugins.testing.inputs import float_tensors, tensors
 from composer_plugins.testing.laws import LAWS
 from composer_plugins.testing.laws.traced import TRACED
 from composer_plugins.testing.settings import settings
@@ -62,7 +62,7 @@ def test_kernel_compiles_in_one_graph_and_never_waits_for_a_number(row: Loss) ->
 @each("policy", "divergence", "kl", "correction", "preference", "advantage")
 def test_integers_for_floats_and_masks_of_numbers_are_refused_where_types_are_checked(row: Loss) -> None:
     for setting in settings(row, thorough=False):
-        batch = draw(setting)
+        batch = setting.draw()
         wrong = [(name, x.long()) for name, x in float_tensors(batch).items()]
         wrong += [(name, tensors(batch)[name].double()) for name in ("mask", "group_ids") if name in batch]
         if row.kind != "advantage" and "mask" in batch:

@@ -31,12 +31,11 @@ from composer_plugins.testing.checking import (
     with_options,
 )
 from composer_plugins.testing.conventions.function import OneNumber, row_of
-from composer_plugins.testing.gradients import value_and_gradients
 from composer_plugins.testing.laws import FUNCTION, LAWS, NOT_RUN, laws_for
 from composer_plugins.testing.laws.results import SPREADS, every_parameter_has_an_effect
 from composer_plugins.testing.laws.tokens import packed_tokens_equal_a_padded_row
 from composer_plugins.testing.report import Outcome, Report
-from composer_plugins.testing.settings import settings
+from composer_plugins.testing.settings import settings, value_and_gradients
 
 PACKED = packed_tokens_equal_a_padded_row.__name__
 OPTION_LAW = every_parameter_has_an_effect.__name__

@@ -16,10 +16,9 @@ from composer_plugins.losses.derived import another_than_none, declared
 from composer_plugins.losses.row import Loss, Parameter
 from composer_plugins.testing.assertions import tolerance
 from composer_plugins.testing.conventions.functional import signature_of
-from composer_plugins.testing.gradients import value_and_gradients, with_trained_gradients
 from composer_plugins.testing.inputs import DRAWS, Batch, draw, float_tensors, select_rows, tensors
 from composer_plugins.testing.laws.results import has_effect
-from composer_plugins.testing.settings import Setting
+from composer_plugins.testing.settings import Setting, value_and_gradients, with_trained_gradients
 from composer_plugins.testing.subject import THE_LOSS, Cut, Found, Signs, micro_batches_and_ranks
 
 WIDTH = 11  # the longest response, where a convention has such a number
@@ -108,7 +107,7 @@ class OneNumber(Setting):
 
     def draw(self, seed: int = 0, **options: Any) -> Batch:
         """Draw rows of different lengths."""
-        batch = draw(self, seed, **options)
+        batch = draw(self.inputs, seed, **options)
         rows, columns = batch["mask"].shape
         generator = torch.Generator().manual_seed(seed + 100)
         lengths = torch.randint(1, columns + 1, (rows, 1), generator=generator)

@@ -6,7 +6,6 @@ from torch.autograd.gradcheck import GradcheckError
 
 from composer_plugins.losses.row import Loss
 from composer_plugins.testing.assertions import assert_parity
-from composer_plugins.testing.gradients import value_and_gradients, with_trained_gradients
 from composer_plugins.testing.inputs import tensors
 from composer_plugins.testing.law import (
     FUNCTION,
@@ -19,7 +18,12 @@ from composer_plugins.testing.law import (
     law,
     of_the_batch,
 )
-from composer_plugins.testing.settings import Setting, require_one_without
+from composer_plugins.testing.settings import (
+    Setting,
+    require_one_without,
+    value_and_gradients,
+    with_trained_gradients,
+)
 
 
 def require_derivative(setting: Setting, seed: int = 5) -> None:

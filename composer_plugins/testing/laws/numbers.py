@@ -8,7 +8,6 @@ from torch import Tensor
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.losses.inputs import INPUTS, PAIRS, ROWS, TOKENS, VOCAB
 from composer_plugins.testing.assertions import assert_parity
-from composer_plugins.testing.gradients import value_and_gradients, with_trained_gradients
 from composer_plugins.testing.inputs import Batch, float_tensors, one_of_each_row, poisoned_at, tensors
 from composer_plugins.testing.law import (
     EITHER,
@@ -28,7 +27,7 @@ from composer_plugins.testing.law import (
 )
 from composer_plugins.testing.laws.tokens import MASK_LOGITS, require_zero_where_masked
 from composer_plugins.testing.report import Finding
-from composer_plugins.testing.settings import SHAPES, Setting
+from composer_plugins.testing.settings import SHAPES, Setting, value_and_gradients, with_trained_gradients
 from composer_plugins.testing.subject import THE_LOSS
 
 # In nats: exp overflows float32 at 88.7, and float64 at 709.8.

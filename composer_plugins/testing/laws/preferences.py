@@ -2,11 +2,9 @@
 
 import torch
 
-from composer_plugins.testing.gradients import value_and_gradients
-from composer_plugins.testing.inputs import draw_pairs
 from composer_plugins.testing.law import LOSS, NotApplicable, law, numbers, require, some_raised_more
 from composer_plugins.testing.laws.tokens import micro_batches_and_ranks_leave_the_gradient_alone
-from composer_plugins.testing.settings import Setting, require_one_without
+from composer_plugins.testing.settings import Setting, draw_pairs, require_one_without, value_and_gradients
 
 
 @law("preference", cause="chosen and rejected exchanged, or a sign")

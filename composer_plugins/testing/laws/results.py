@@ -10,7 +10,6 @@ from torch import Tensor
 from composer_plugins.errors import ConfigError
 from composer_plugins.losses.calling import check_result
 from composer_plugins.losses.inputs import INPUTS, TOKENS
-from composer_plugins.testing.gradients import value_and_gradients, with_all_gradients, with_trained_gradients
 from composer_plugins.testing.inputs import UNIFORM, Batch, float_tensors
 from composer_plugins.testing.law import (
     EITHER,
@@ -25,7 +24,13 @@ from composer_plugins.testing.law import (
     law,
     require,
 )
-from composer_plugins.testing.settings import Setting, settings
+from composer_plugins.testing.settings import (
+    Setting,
+    settings,
+    value_and_gradients,
+    with_all_gradients,
+    with_trained_gradients,
+)
 from composer_plugins.testing.subject import Subject
 
 SPREADS = (0.3, 0.01, 3.0)  # of the policies: near, almost equal, far

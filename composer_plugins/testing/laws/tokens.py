@@ -7,8 +7,7 @@ from torch import Tensor
 
 from composer_plugins.losses.inputs import INPUTS, TOKENS
 from composer_plugins.testing.assertions import assert_parity
-from composer_plugins.testing.gradients import value_and_gradients
-from composer_plugins.testing.inputs import DRAWS, JUNK, Batch, draw_pairs, select_rows, tensors
+from composer_plugins.testing.inputs import DRAWS, JUNK, Batch, select_rows, tensors
 from composer_plugins.testing.law import (
     FUNCTION,
     PER_TOKEN,
@@ -23,7 +22,7 @@ from composer_plugins.testing.law import (
     some_raised_more,
 )
 from composer_plugins.testing.report import Finding
-from composer_plugins.testing.settings import SHAPES, Setting
+from composer_plugins.testing.settings import SHAPES, Setting, draw_pairs, value_and_gradients
 from composer_plugins.testing.subject import Found, Subject
 
 
