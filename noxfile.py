@@ -103,15 +103,6 @@ RECIPES: dict[str, tuple[str, ...] | None] = {
     "monarch": None,
 }
 
-SANDBOX = """
-from composer_plugins.errors import ConfigError
-from composer_plugins.recipes.openenv.sandbox import OPTION, Sandbox
-try:
-    Sandbox().check()
-except ConfigError:
-    print(OPTION)
-"""
-
 # A peer of the bench. Its package alone: its dependency Triton is not needed on a CPU.
 LIGER = "0.8.5"
 
@@ -296,8 +287,6 @@ def recipes(session: nox.Session) -> None:
     install(session, *needed, constraints="constraints-recipes.txt")
     for name in chosen:
         arguments = RECIPES[name]
-        if name == "openenv":  # a container may not permit its sandbox; nox prints the option then
-            arguments = tuple((session.run("python", "-c", SANDBOX, silent=True) or "").split())
         if arguments is not None:
             session.run("python", "-m", f"composer_plugins.recipes.{name}", *arguments)
     session.run("python", "-m", "pytest", *(f"parity_tests/recipes/{name}" for name in chosen), *args)
