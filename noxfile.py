@@ -95,22 +95,8 @@ TRL_TESTS = [
     "not_finite",
 ]
 
-# The recipes with a command of their own, and its arguments; None where a test runs the whole command.
-RECIPES: dict[str, tuple[str, ...] | None] = {
-    "trace_replay": ("demo",),
-    "openenv": (),
-    "diloco": (),
-    "monarch": None,
-}
-
-SANDBOX = """
-from composer_plugins.errors import ConfigError
-from composer_plugins.recipes.openenv.sandbox import OPTION, Sandbox
-try:
-    Sandbox().check()
-except ConfigError:
-    print(OPTION)
-"""
+# The recipes with a command of their own, and its arguments.
+RECIPES: dict[str, tuple[str, ...]] = {"trace_replay": ("demo",), "openenv": (), "diloco": (), "monarch": ()}
 
 # A peer of the bench. Its package alone: its dependency Triton is not needed on a CPU.
 LIGER = "0.8.5"
@@ -295,11 +281,7 @@ def recipes(session: nox.Session) -> None:
     needed = ("-e", ".[test,trace-replay,openenv,diloco,monarch]", "verifiers")
     install(session, *needed, constraints="constraints-recipes.txt")
     for name in chosen:
-        arguments = RECIPES[name]
-        if name == "openenv":  # a container may not permit its sandbox; nox prints the option then
-            arguments = tuple((session.run("python", "-c", SANDBOX, silent=True) or "").split())
-        if arguments is not None:
-            session.run("python", "-m", f"composer_plugins.recipes.{name}", *arguments)
+        session.run("python", "-m", f"composer_plugins.recipes.{name}", *RECIPES[name])
     session.run("python", "-m", "pytest", *(f"parity_tests/recipes/{name}" for name in chosen), *args)
 
 

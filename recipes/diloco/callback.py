@@ -1,27 +1,24 @@
 """What both transports do around TRL's trainer."""
 
 import logging
-import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from transformers import TrainerCallback
 
 from composer_plugins.errors import ConfigError
-from composer_plugins.recipes.diloco.outer import OuterOptimizer
+from composer_plugins.recipes.diloco.outer import OuterOptimizer, trained_weights, weights_hash
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Round:
+class Round(NamedTuple):
     """What a replica reports after a synchronisation."""
 
     number: int  # the first is 1
-    participants: tuple[str, ...]  # the replicas whose training counted
+    replicas: int  # how many took part
     weights: str  # the SHA-256 of the weights with which the next round starts
 
 
@@ -32,11 +29,10 @@ class OuterCallback(TrainerCallback, AbstractContextManager):
     """Synchronises the replicas every `sync_every` optimizer steps.
 
     A step is one of the optimizer's, however many micro-batches its gradient accumulates. The states of the
-    inner optimizer and of the learning-rate scheduler stay in each replica. Training stops at the round
-    number max_steps / sync_every, also in a replica that joined later.
+    inner optimizer and of the learning-rate scheduler stay in each replica. Training stops after the round
+    number max_steps / sync_every, also in a replica that started again.
 
-    Use it as a context manager: an exception in the training then ends its connections too. Without one
-    they end when training or the process ends.
+    Use it as a context manager: an exception in the training then ends its connections too.
     """
 
     def __init__(self, sync_every: int, outer: OuterOptimizer, on_round: OnRound | None) -> None:
@@ -45,10 +41,8 @@ class OuterCallback(TrainerCallback, AbstractContextManager):
         self.sync_every, self.outer, self.on_round = sync_every, outer, on_round
         self.rounds = 0  # how many the run has; known when training begins
         self.steps = 0
-        self.was_over = False  # before this replica joined
         self.model = nn.Module()
         self.open = ExitStack()
-        weakref.finalize(self, self.open.close)
 
     def __exit__(self, *_: object) -> None:
         self.open.close()  # a second call does nothing
@@ -60,78 +54,54 @@ class OuterCallback(TrainerCallback, AbstractContextManager):
         self.rounds = number_of_rounds(args, state, self.sync_every)
         self.steps, self.model = 0, model
         self.start(optimizer)
-        self.was_over = self.committed() >= self.rounds
-        if self.was_over:  # the trainer takes one step all the same; on_step_end reverts it
-            logger.warning(
-                "the run is over: all %d rounds were committed before this replica joined, so it does not "
-                "train and takes the final weights",
-                self.rounds,
-            )
-            control.should_training_stop = True
-            self.open.close()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Synchronise, if this was the last step of a round."""
         self.steps += 1
-        if self.was_over:
-            self.restore()
-        elif self.steps % self.sync_every == 0:
+        if self.steps % self.sync_every == 0:
             self.synchronise()
-        control.should_training_stop |= self.committed() >= self.rounds
+        if self.done() >= self.rounds:
+            self.restore()  # the trainer takes one step also in a replica that started after the last round
+            control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Say whether rounds are missing, and end the connections."""
-        if missing := self.rounds - self.committed():
-            logger.warning(
-                "%d of the %d rounds were not committed, so the training of those steps is lost",
-                missing,
-                self.rounds,
-            )
+        """End the connections; say whether rounds are missing."""
         self.open.close()
+        if missing := self.rounds - self.done():
+            logger.error("%d of the %d rounds failed, so their training is lost", missing, self.rounds)
 
     def start(self, optimizer: Any) -> None:
-        """Meet the other replicas; load the weights of the last committed round, if there is one."""
+        """Meet the other replicas; load the weights of the last round, if there is one."""
         raise NotImplementedError
 
     def synchronise(self) -> None:
-        """End a round: exchange the pseudo-gradients and take the outer step."""
+        """End a round: exchange the pseudo-gradients, take the outer step, and report it."""
         raise NotImplementedError
 
-    def committed(self) -> int:
-        """Return the number of rounds that are committed."""
+    def done(self) -> int:
+        """Return how many rounds have ended."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Load the weights of the last committed round."""
+        """Load the weights of the last round."""
         raise NotImplementedError
 
-    def report(self, round_: Round) -> None:
-        """Log the round, and call `on_round` with it."""
-        who = ", ".join(round_.participants)
-        logger.info("round %d: replicas %s, weights %s", round_.number, who, round_.weights[:12])
+    def report(self, replicas: int) -> None:
+        """Call `on_round` with the round that has ended."""
         if self.on_round:
-            self.on_round(round_)
+            self.on_round(Round(self.done(), replicas, weights_hash(trained_weights(self.model))))
 
 
 def number_of_rounds(args: Any, state: Any, sync_every: int) -> int:
-    """Return max_steps / sync_every, or raise ConfigError if the trainer's options do not go with DiLoCo.
-
-    A last, shorter round would be the alternative to an error. It is none that the paper has: the mean would
-    weigh its few steps like a whole round, and every replica would have to agree on the number of them.
-    """
+    """Return max_steps / sync_every, or raise ConfigError if the trainer's options do not go with DiLoCo."""
     if args.world_size > 1:
         problem = f"the trainer has {args.world_size} processes, and a replica is one process here"
         raise ConfigError("world_size", problem, "start each replica without torchrun or accelerate launch")
-    if args.fp16:
-        problem = "the gradient scaler skips steps, so the replicas would count their steps differently"
-        raise ConfigError("fp16", problem, "train in bf16 or float32")
     if state.global_step:
         problem = f"training resumes at step {state.global_step}, and the other replicas have the weights"
         raise ConfigError("resume_from_checkpoint", problem, "start this replica without a checkpoint")
     rounds, left = divmod(state.max_steps, sync_every)
     if left or not rounds:
-        problem = f"{state.max_steps} is not a multiple of sync_every = {sync_every}, so the last steps "
-        problem += "would not be synchronised"
-        nearest = f"{rounds * sync_every} or {(rounds + 1) * sync_every}" if rounds else f"{sync_every}"
-        raise ConfigError("max_steps", problem, f"set it to {nearest}")
+        problem = f"{state.max_steps} is not a multiple of sync_every = {sync_every}"
+        raise ConfigError("max_steps", problem, f"set it to {(rounds + 1) * sync_every}")
     return rounds

@@ -2,20 +2,19 @@
 
 from typing import Any
 
-from composer_plugins.recipes.diloco.callback import OnRound, OuterCallback, Round
+from composer_plugins.recipes.diloco.callback import OnRound, OuterCallback
 from composer_plugins.recipes.diloco.object_store import ObjectStore
-from composer_plugins.recipes.diloco.outer import OuterOptimizer, frozen_hash, load_weights, trained_weights
+from composer_plugins.recipes.diloco.outer import OuterOptimizer, load_weights, trained_weights, weights_hash
 from composer_plugins.recipes.diloco.rounds import Rounds
 
 
 class ObjectStoreDiLoCo(OuterCallback):
     """Synchronises the replicas through objects in `store`, a folder or a URL of fsspec's.
 
-    store      the same for every replica, and empty before the run: "/mnt/run1", "s3://bucket/run1"
+    store      the same for every replica, and of this run alone: "/mnt/run1", "s3://bucket/run1"
     replica    this one's number, from 0; a process that is started again keeps it
-    replicas   how many there are; training starts when all have joined
-    quorum     without the others a round is committed after the timeout, if so many have finished it
-    timeout    in seconds; longer than the replicas' times for a round differ
+    replicas   how many there are; every round waits for all of them
+    timeout    in seconds, for the other replicas at the end of a round
     """
 
     def __init__(
@@ -25,40 +24,45 @@ class ObjectStoreDiLoCo(OuterCallback):
         replica: int,
         replicas: int,
         sync_every: int,
-        quorum: int = 1,
         timeout: float = 600.0,
         outer: OuterOptimizer | None = None,
         on_round: OnRound | None = None,
     ) -> None:
         super().__init__(sync_every, outer or OuterOptimizer(), on_round)
-        self.store = ObjectStore(store, owner=str(replica))
-        self.exchange = Rounds(
-            self.store,
-            replica=replica,
-            replicas=replicas,
-            quorum=quorum,
-            timeout=timeout,
-            outer=self.outer,
-        )
+        self.store = ObjectStore(store)
+        self.options: dict[str, Any] = {"replica": replica, "replicas": replicas, "timeout": timeout}
+        self.exchange: Rounds
 
     def start(self, optimizer: Any) -> None:
-        """Join the run. A replica that starts again begins with the last committed round."""
-        settings = {"sync_every": self.sync_every, "frozen_weights": frozen_hash(self.model)}
-        self.exchange.join(trained_weights(self.model), settings)
-        self.restore()
+        """Begin with the round that this replica has not marked."""
+        frozen = {name: p for name, p in self.model.named_parameters() if not p.requires_grad}
+        self.exchange = Rounds(
+            self.store,
+            **self.options,
+            outer=self.outer,
+            weights=trained_weights(self.model),
+            settings={"sync_every": self.sync_every, "frozen_weights": weights_hash(frozen)},
+        )
+        while self.exchange.is_marked():
+            self.exchange.take_step()
+            self.end_round()
 
     def synchronise(self) -> None:
-        """End a round."""
-        commits = self.exchange.synchronise(trained_weights(self.model))
-        self.restore()
-        for commit in commits:
-            participants = tuple(map(str, commit.participants))
-            self.report(Round(commit.round + 1, participants, commit.weights))
+        """End a round, unless this replica started after the last one."""
+        if self.done() >= self.rounds:
+            return
+        self.exchange.synchronise(trained_weights(self.model))
+        self.end_round()
 
-    def committed(self) -> int:
-        """Return the number of rounds that are committed."""
-        return self.exchange.round
+    def end_round(self) -> None:
+        """Load the new weights, and report the round."""
+        self.restore()
+        self.report(self.exchange.replicas)
+
+    def done(self) -> int:
+        """Return how many rounds have ended."""
+        return self.exchange.done
 
     def restore(self) -> None:
-        """Load the weights of the last committed round."""
-        load_weights(self.model, self.exchange.state.weights)
+        """Load the weights of the last round."""
+        load_weights(self.model, self.exchange.weights)

@@ -2,30 +2,20 @@
 
 - `DiLoCo` hooks the optimizer that it is given. Accelerate's wrapper has no hooks, so it gets the optimizer
   inside. At step `sync_every` the hook calls `manager.start_quorum()` and synchronises a fragment.
-- With `init_sync=True`, the default, the first quorum replaces the weights of all replicas but one, after
-  they have trained `sync_every` steps. So the manager is made with `init_sync=False`.
-- A replica that joins later gets the state of DiLoCo (weights at the last synchronisation, and the outer
-  optimizer) when it is in a quorum for the first time; the model itself is not touched. torchft reads it with
-  pickle, so whoever reaches the lighthouse and the replicas must be trusted.
-- `start_quorum` configures the process group anew when the replicas changed or a round failed.
+- `start_quorum` loads the weights and the momentum of another replica into `DiLoCo`, and not into the model,
+  if this replica is behind or if no round has been synchronised yet. torchft reads them with pickle, so
+  whoever reaches the lighthouse and the replicas must be trusted.
 """
 
 from typing import Any
 
-from torch import Tensor
 from torchft.local_sgd import DiLoCo
 
 
-def weights_at_last_synchronisation(diloco: DiLoCo) -> dict[str, Tensor]:
-    """Return the weights with which the round started, by their names in `TrainedParameters`."""
-    weights: dict[str, Tensor] = diloco._fragments[0].original_parameters
-    return weights
-
-
 def synchronise_untrained(diloco: DiLoCo) -> bool:
-    """Take part in a synchronisation of the others with a pseudo-gradient of 0, and take their step.
+    """Load the weights of `diloco` into the model, and take part in a round with a pseudo-gradient of 0.
 
-    Return whether the round was committed.
+    Return whether the round succeeded.
     """
     restore(diloco)
     fragment: Any = diloco._fragments[0]
@@ -34,8 +24,8 @@ def synchronise_untrained(diloco: DiLoCo) -> bool:
 
 
 def restore(diloco: DiLoCo) -> None:
-    """Load the weights of the last synchronisation into the model."""
-    diloco._fragments[0].restore_parameters()
+    """Load the weights of the last round into the model."""
+    diloco._restore_parameters()
 
 
 def inner_optimizer(optimizer: Any) -> Any:

@@ -1,6 +1,5 @@
 """The OpenEnv environment: an action is the source of the deleted function, the tests give the reward."""
 
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -9,29 +8,24 @@ from openenv.core.env_server import Environment, create_fastapi_app
 from openenv.core.env_server.types import Action, Observation, State
 from pydantic import Field
 
-from composer_plugins.recipes.openenv.sandbox import Sandbox
 from composer_plugins.recipes.openenv.tasks import Task, make_tasks
-from composer_plugins.recipes.openenv.verifier import Verdict, verify
+from composer_plugins.recipes.openenv.verifier import verify
 
 ATTEMPTS = 2
 DISCOUNT = 0.5  # of the reward, for each attempt that failed before
 NO_TASK = "no task has been chosen: call reset first"
-MOST_VERDICTS = 10_000  # that a server remembers
-
-Verdicts = dict[tuple[Task, str], Verdict]
 
 
 class WriteFunction(Action):
-    """Write the deleted function, or read its tests, which is no attempt."""
+    """Write the deleted function."""
 
     source: str = Field(description="The whole function in Python.")
-    read_tests: bool = Field(default=False, description="Show the tests instead; the source is not run.")
 
 
 class Tested(Observation):
     """What the agent reads, and what the tests said about the last attempt."""
 
-    text: str = Field(description="What the agent reads: the task, the tests, or the result of an attempt.")
+    text: str = Field(description="What the agent reads: the task, or the result of an attempt.")
     error: str = Field(default="", description="The first failing test; empty if there is none.")
     passed: int = Field(default=0, description="The number of tests that pass.")
     total: int = Field(default=0, description="The number of tests.")
@@ -47,9 +41,8 @@ class DeletedFunction(Environment[WriteFunction, Tested, State]):
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def __init__(self, sandbox: Sandbox, verdicts: Verdicts) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.sandbox, self.verdicts = sandbox, verdicts
         self._state = State()
         self._task: Task | None = None
         self._failed = 0
@@ -64,13 +57,11 @@ class DeletedFunction(Environment[WriteFunction, Tested, State]):
         return Tested(text=self._task.prompt, reward=0.0, done=False)
 
     def step(self, action: WriteFunction, timeout_s: float | None = None, **_: Any) -> Tested:
-        """Run the tests on a function, or show them."""
+        """Run the tests on a function."""
         if self._task is None:
             return Tested(text=NO_TASK, reward=0.0, done=True)
         self._state.step_count += 1
-        if action.read_tests:
-            return Tested(text=self._task.tests, reward=0.0, done=False)
-        verdict = self._verdict(self._task, action.source)
+        verdict = verify(self._task, action.source)
         reward = verdict.passed / verdict.total * DISCOUNT**self._failed
         self._failed += bool(verdict.error)
         done = not verdict.error or self._failed >= ATTEMPTS
@@ -83,20 +74,12 @@ class DeletedFunction(Environment[WriteFunction, Tested, State]):
             done=done,
         )
 
-    def _verdict(self, task: Task, source: str) -> Verdict:
-        """Run the tests, or remember what they said of the same source. A rollout is often like another."""
-        verdict = self.verdicts.get((task, source)) or verify(task, source, self.sandbox)
-        if not verdict.unsure and len(self.verdicts) < MOST_VERDICTS:
-            self.verdicts[task, source] = verdict
-        return verdict
-
     @property
     def state(self) -> State:
         """The episode's id and the number of its steps."""
         return self._state
 
 
-def make_app(sandbox: Sandbox, sessions: int) -> FastAPI:
+def make_app(sessions: int) -> FastAPI:
     """The server of the environment for at most `sessions` episodes at a time."""
-    factory = partial(DeletedFunction, sandbox, {})
-    return create_fastapi_app(factory, WriteFunction, Tested, max_concurrent_envs=sessions)
+    return create_fastapi_app(DeletedFunction, WriteFunction, Tested, max_concurrent_envs=sessions)

@@ -41,13 +41,6 @@ class Task:
             f"its tests pass. The rest of {self.module}.py:\n\n{self.source}"
         )
 
-    @property
-    def tests(self) -> str:
-        """The tests as a file of the repository."""
-        lines = [f"from {self.module} import {self.function}", "", "", f"def test_{self.function}():"]
-        lines += [f"    assert {self.call(case)} == {case.expected}" for case in self.cases]
-        return "\n".join(lines)
-
     def call(self, case: Case) -> str:
         """The call of a test, as Python."""
         return f"{self.function}({', '.join(map(str, case.arguments))})"

@@ -18,8 +18,7 @@ from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig
 from composer_plugins.recipes import tiny
 from composer_plugins.recipes.openenv import policy
 from composer_plugins.recipes.openenv.environment import ATTEMPTS
-from composer_plugins.recipes.openenv.sandbox import Sandbox
-from composer_plugins.recipes.openenv.server import serving
+from composer_plugins.recipes.openenv.server import NO_SANDBOX, serving
 from composer_plugins.recipes.openenv.tasks import make_tasks
 from composer_plugins.recipes.openenv.trl_tools import environments
 
@@ -93,11 +92,13 @@ def train(
     run.seconds = time.perf_counter() - began
 
 
-def demo(sandbox: Sandbox, steps: int, seed: int, console: Console) -> bool:
+def demo(image: str, steps: int, seed: int, console: Console) -> bool:
     """Train without and with hints; True if the reward rose with them and no process is left."""
     torch.set_num_threads(1)
     runs = [Run("RL"), Run("RL + hint")]
-    with serving(sandbox, sessions=BATCH) as url, tiny.quiet_libraries():
+    if not image:
+        console.print(NO_SANDBOX)
+    with serving(BATCH, image) as url, tiny.quiet_libraries():
         console.print(f"the environment is served at {url}")
         torch.manual_seed(seed)
         tokenizer = policy.make_tokenizer()

@@ -28,7 +28,6 @@ class DeletedFunctionTools:
         self.privileged_context: str | None = None
         self.hint_turn: int | None = None
         self._reward = 0.0
-        self._calls = 0
         self._done = False
         self._lost: Exception | None = None
 
@@ -59,19 +58,10 @@ class DeletedFunctionTools:
         Returns:
             The first failing test, or that all pass.
         """
-        return self._step(WriteFunction(source=source))
-
-    def _step(self, action: WriteFunction) -> str:
-        """One call of a tool.
-
-        A turn may call several tools, and TRL does not say which turn a call belongs to. So only an error of
-        the first call is known to be about one turn, the first.
-        """
-        calls, self._calls = self._calls, self._calls + 1
         if self._done:
             return FINISHED
         try:
-            result = self._client.step(action.model_dump())
+            result = self._client.step(WriteFunction(source=source).model_dump())
             if result.observation["text"] == NO_TASK:
                 raise ConnectionError("it was started again, and does not know the episode")
         except Exception as error:
@@ -82,29 +72,17 @@ class DeletedFunctionTools:
         self._done = bool(result.done)
         if result.observation["error"] and self.privileged_context is None:
             self.privileged_context = result.observation["error"]
-            self.hint_turn = 0 if calls == 0 else None
+            self.hint_turn = 0  # a failed first attempt is of the first turn, and only it is the hint
         return str(result.observation["text"])
 
 
-class DeletedFunctionToolsWithTests(DeletedFunctionTools):
-    """With a second tool, for a model that can use it."""
-
-    def read_tests(self) -> str:
-        """Read the tests of the function.
-
-        Returns:
-            The tests.
-        """
-        return self._step(WriteFunction(source="", read_tests=True))
-
-
 @contextmanager
-def environments(url: str, kind: type[DeletedFunctionTools] = DeletedFunctionTools) -> Iterator[Any]:
+def environments(url: str) -> Iterator[Any]:
     """An `environment_factory` for GRPOTrainer. The connections are closed with the block."""
     made: list[DeletedFunctionTools] = []
 
     def make() -> DeletedFunctionTools:
-        made.append(kind(url))
+        made.append(DeletedFunctionTools(url))
         return made[-1]
 
     try:

@@ -1,64 +1,31 @@
 """The command: its errors, and when it fails. What it trains is tested in test_trl.py."""
 
-import multiprocessing
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-import psutil
 import pytest
 from typer.testing import CliRunner
 
 from composer_plugins.errors import ConfigError
+from composer_plugins.recipes.diloco import Replica
 from composer_plugins.recipes.diloco import __main__ as command
+from composer_plugins.recipes.diloco.launching import command_of, run_replicas
+
+OPTIONS = Replica(0, 2, 20, 10, 0, 60.0, store="x")
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
         ("--store x --lighthouse y", "--lighthouse: --store is set too; set one of them"),
-        ("--lighthouse y", "--lighthouse: --replica is not set"),
         ("--replica 0", "--replica: neither --lighthouse nor --store is set"),
-        ("--replica 2 --store x", "--replica: it is 2; number the 2 replicas from 0"),
-        ("--host here", "--host: it is for a replica with --lighthouse"),
-        ("--timeout nan", "--timeout: it is nan; set seconds above 0"),
-        ("--timeout -1", "--timeout: it is -1; set seconds above 0"),
-        ("--store full", "--store: full has a run already; name a new one"),
     ],
 )
-def test_a_wrong_option_is_an_error(
-    line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("full").mkdir()
-    Path("full/run.json").write_text("{}")
+def test_a_wrong_option_is_an_error(line: str, said: str) -> None:
     result = CliRunner().invoke(command.app, line.split())
     assert isinstance(result.exception, ConfigError) and str(result.exception).startswith(said)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_the_replicas_end_with_the_demo(number: int, tmp_path: Path) -> None:
-    program = (
-        "import time\nfrom composer_plugins.recipes.diloco.launching import Replica, started\n"
-        f"options = Replica(0, 2, 100_000_000, 10, 0, 600.0, store={str(tmp_path)!r})\n"
-        "with started(options) as run:\n    print('started', flush=True)\n    time.sleep(600)"
-    )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as demo:
-        try:
-            assert demo.stdout is not None and demo.stdout.readline() == "started\n"
-            replicas = psutil.Process(demo.pid).children()
-        finally:
-            demo.send_signal(number)
-    try:
-        assert len(replicas) == 3 and not psutil.wait_procs(replicas, 60)[1]  # one cleans up after the others
-    finally:
-        for replica in replicas:
-            with suppress(psutil.NoSuchProcess):
-                replica.kill()
 
 
 def test_an_error_is_one_line_without_a_traceback() -> None:
@@ -71,39 +38,43 @@ def test_an_error_is_one_line_without_a_traceback() -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "said"),
+    ("rounds", "statuses", "said"),
     [
-        ([(0, 1, "a"), (1, 1, "a"), (1, 2, "b"), (0, 2, "b")], ""),
-        ([(0, 1, "a"), (1, 1, "a"), (1, 2, "b"), (0, 2, "c")], "differ after round 2"),
-        ([(0, 1, "a"), (1, 1, "a"), (0, 2, "b")], "1 of 2 rounds were reported by all"),
+        ([(0, 1, "a"), (1, 1, "a"), (1, 2, "b"), (0, 2, "b")], [0, 0], ""),
+        ([(0, 1, "a"), (1, 1, "a"), (1, 2, "b"), (0, 2, "c")], [0, 0], "were not equal after every round"),
+        ([(0, 1, "a"), (1, 1, "a"), (0, 2, "b")], [0, 0], "were not equal after every round"),
+        ([(0, 1, "a"), (1, 1, "a"), (1, 2, "b"), (0, 2, "b")], [0, -9], "replica 1 ended with an error"),
     ],
 )
 def test_the_demo_fails_unless_all_weights_were_equal_after_every_round(
-    events: list[tuple[int, int, str]],
+    rounds: list[tuple[int, int, str]],
+    statuses: list[int],
     said: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """An event has the replica, the number of the round, and the hash of the weights after it."""
-    common = {"participants": ["0", "1"], "reward": 0.5}
-    rounds = [{"replica": i, "number": number, "weights": one * 64, **common} for i, number, one in events]
-    result = {"rewards": [0.1, 0.5], "greedy": 0.4, "bytes_of_weights": 1_000_000}
+    """A round has the replica, its number, and the hash of the weights after it."""
 
-    @contextmanager
-    def started(options: command.Replica) -> Iterator[Any]:
-        yield iter([*rounds, {"replica": 0, **result}, {"replica": 1, **result}])
+    def run(options: Replica, report: Callable[[dict[str, Any]], None]) -> list[int]:
+        for replica, number, weights in rounds:
+            report({"replica": replica, "round": number, "weights": weights})
+        return statuses
 
-    monkeypatch.setattr(command, "started", started)
-    assert command.run_demo(command.Replica(0, 2, 20, 10, 0, 60.0, store="x")) == (not said)
+    monkeypatch.setattr(command, "run_replicas", run)
+    assert command.run_demo(OPTIONS) == (not said)
     printed = " ".join(capsys.readouterr().out.split())
     assert ("FAILED" in printed) == bool(said) and said in printed
 
 
-def test_a_replica_that_fails_ends_the_demo(capfd: pytest.CaptureFixture[str]) -> None:
-    """The other one is killed, and what the failed one wrote to stderr is shown."""
-    failing = command.Replica(0, 2, 20, 10, 0, 60.0, store="ftp://x")
-    with pytest.raises(SystemExit) as caught, command.started(failing) as events:
-        list(events)
-    assert caught.value.code == 2
-    assert "error: store: it is not known how an object of ftp://x is" in capfd.readouterr().err
-    assert not multiprocessing.active_children()
+def test_the_lines_and_the_exit_statuses_of_the_replicas_are_collected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = "import sys; print('{\"replica\": %s}\\n' % sys.argv[1], end=''); sys.exit(int(sys.argv[1]))"
+    assert "--replica=0" in command_of(OPTIONS) and "--store=x" in command_of(OPTIONS)
+    monkeypatch.setattr(
+        "composer_plugins.recipes.diloco.launching.command_of",
+        lambda options: [sys.executable, "-c", program, str(options.replica)],
+    )
+    lines: list[dict[str, Any]] = []
+    assert run_replicas(OPTIONS, lines.append) == [0, 1]
+    assert sorted(line["replica"] for line in lines) == [0, 1]

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,16 @@ from composer_plugins.recipes.diloco.object_store import ObjectStore
 from composer_plugins.recipes.diloco.outer import (
     OuterOptimizer,
     Tensors,
-    initial_state,
     load_weights,
-    mean,
-    outer_step,
     pseudo_gradient,
+    take_outer_step,
     trained_weights,
     weights_hash,
 )
-from composer_plugins.recipes.diloco.rounds import Commit, Rounds
+from composer_plugins.recipes.diloco.rounds import Rounds
 from parity_tests.rigs.forked import PRELOAD, SECONDS
 
 SYNC_EVERY = 3
-SETTINGS = {"sync_every": SYNC_EVERY}
 ROWS_PER_BATCH = 8
 LEARNING_RATE = 0.01
 
@@ -79,49 +76,35 @@ class Learner:
 
 
 def reference(
-    rounds: Sequence[Sequence[int]], trained: Sequence[tuple[int, int, int]], micro_batches: int = 1
+    rounds: Sequence[Iterable[int]], trained: Sequence[Sequence[int]], micro_batches: int = 1
 ) -> list[str]:
     """The hashes of the weights after each round, computed in this process.
 
-    `rounds` has the replicas that count. `trained` has (replica, attempt, round) in the order in which the
-    replicas began to train: an attempt is a process, and its inner optimizer starts anew.
+    `rounds` has the replicas that take part. `trained` has (replica, attempt, round) in the order in which
+    they began to train: an attempt is a process, and its inner optimizer starts anew. The last attempt
+    counts. Who takes part in a round and has not trained has a pseudo-gradient of 0.
     """
-    state, hashes = initial_state(weights_of()), []
+    weights, hashes = weights_of(), []
+    optimizer = OuterOptimizer().of(weights.values())
     learners: dict[tuple[int, int], Learner] = {}
-    for number, participants in enumerate(rounds):
-        local = {}
+    for number, replicas in enumerate(rounds):
+        local = dict.fromkeys(replicas, weights)
         for replica, attempt, round_ in trained:
             if round_ == number:
                 learner = learners.setdefault((replica, attempt), Learner(micro_batches))
-                local[replica] = learner.train(state.weights, replica)
-        gradients = [pseudo_gradient(state.weights, local[replica]) for replica in sorted(participants)]
-        state = outer_step(state, mean(gradients), OuterOptimizer())
-        hashes.append(weights_hash(state.weights))
+                local[replica] = learner.train(weights, replica)
+        gradients = [pseudo_gradient(weights, local[replica]) for replica in sorted(local)]
+        take_outer_step(weights, optimizer, gradients)
+        hashes.append(weights_hash(weights))
     return hashes
 
 
-def make_rounds(store: ObjectStore, replica: int, replicas: int = 3, **options: Any) -> Rounds:
-    options = {"quorum": 1, "timeout": 60.0, "outer": OuterOptimizer(), **options}
-    return Rounds(store, replica=replica, replicas=replicas, **options)
-
-
-def joined(
-    url: str | Path,
-    replica: int = 0,
-    replicas: int = 1,
-    *,
-    owner: str = "",
-    others: bool = True,
-    **options: Any,
+def make_rounds(
+    url: str | Path, replica: int = 0, replicas: int = 1, seed: int = 0, **options: Any
 ) -> Rounds:
-    """A replica that has joined; `others`: as if all others had joined before."""
-    store = ObjectStore(str(url), owner=owner)
-    for other in range(replicas if others else 0):
-        if other != replica:
-            store.create(f"replicas/{other}-x.json", b"{}")
-    rounds = make_rounds(store, replica, replicas, **options)
-    rounds.join(weights_of(), SETTINGS)
-    return rounds
+    defaults = {"timeout": 60.0, "outer": OuterOptimizer(), "settings": {"sync_every": SYNC_EVERY}}
+    options = {"weights": weights_of(seed), **defaults, **options}
+    return Rounds(ObjectStore(str(url)), replica=replica, replicas=replicas, **options)
 
 
 def run_replica(
@@ -129,25 +112,24 @@ def run_replica(
     replica: int,
     replicas: int,
     rounds: int,
+    log: str,
     *,
     attempt: int = 0,
-    log: str = "",
-    timeout: float = 60.0,
     pause: float = 0.0,
     dies: tuple[str, str] | None = None,
-) -> list[Commit]:
-    """Train until so many rounds are committed. Each round that begins is a line in `log`."""
+) -> None:
+    """Train so many rounds. A line of the log is a round that begins, one that has ended, or the end."""
     torch.set_num_threads(1)
     if dies:
         die_at(*dies)
-    exchange = joined(url, replica, replicas, owner=str(replica), others=False, timeout=timeout)
-    learner, commits = Learner(), []
-    while exchange.round < rounds:
-        if log:
-            write_line(log, [replica, attempt, exchange.round])
-        local = learner.train(exchange.state.weights, replica, pause)
-        commits += exchange.synchronise(local)
-    return commits
+    exchange, learner = make_rounds(url, replica, replicas), Learner()
+    while exchange.is_marked():
+        exchange.take_step()
+    while exchange.done < rounds:
+        write_line(log, ["trains", replica, attempt, exchange.done])
+        exchange.synchronise(learner.train(exchange.weights, replica, pause))
+        write_line(log, ["weights", exchange.done - 1, weights_hash(exchange.weights)])
+    write_line(log, ["ended", replica, weights_hash(exchange.weights)])
 
 
 def write_line(path: str, data: Any) -> None:
@@ -160,29 +142,18 @@ def read_lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def die_at(moment: str, prefix: str) -> None:
-    """Let this process kill itself when it creates an object whose name begins with `prefix`."""
-    link, put_new = os.link, ObjectStore.put_new
+def die_at(moment: str, kind: str) -> None:
+    """Let this process kill itself when it writes an object of this kind in the second round."""
+    write = ObjectStore.write
 
-    def die(now: str, name: str) -> None:
-        if now == moment and prefix in name:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def watched(self: ObjectStore, name: str, data: bytes) -> None:
+        if not (name.startswith("round-000002/") and name.endswith(kind)):
+            return write(self, name, data)
+        if moment != "before":
+            write(self, name, data[: len(data) // 2] if moment == "half" else data)
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    def watched_link(source: Any, target: Any) -> None:
-        die("before the link", str(target))
-        link(source, target)
-        die("after the link", str(target))
-
-    def watched_put(self: ObjectStore, name: str, data: bytes) -> None:
-        die("before", name)
-        if moment == "in the middle of the file":
-            Path(self.root, "temporary", f"{self.owner}-half").write_bytes(data[: len(data) // 2])
-        die("in the middle of the file", name)
-        put_new(self, name, data)
-        die("after", name)
-
-    os.link = watched_link  # type: ignore[assignment]
-    ObjectStore.put_new = watched_put  # type: ignore[method-assign]
+    ObjectStore.write = watched  # type: ignore[method-assign]
 
 
 # An optimizer imports torch._dynamo.
@@ -195,8 +166,3 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < ends
         time.sleep(0.02)
-
-
-def commits_of(url: str) -> list[Commit]:
-    store = ObjectStore(url)
-    return [Commit.of(store.read(name) or b"", name) for name in store.names("commits")]

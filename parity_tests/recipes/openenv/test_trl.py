@@ -15,15 +15,9 @@ from rich.console import Console
 from composer_plugins.adapters.trl_mixin import ComposerGRPOTrainer
 from composer_plugins.errors import DataError
 from composer_plugins.recipes.openenv import policy, train
-from composer_plugins.recipes.openenv.sandbox import Sandbox
 from composer_plugins.recipes.openenv.server import serving
 from composer_plugins.recipes.openenv.tasks import EXPRESSIONS, Task, function_source, make_tasks
-from composer_plugins.recipes.openenv.trl_tools import (
-    FINISHED,
-    DeletedFunctionTools,
-    DeletedFunctionToolsWithTests,
-    environments,
-)
+from composer_plugins.recipes.openenv.trl_tools import FINISHED, DeletedFunctionTools, environments
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using 'environment_factory'")
 
@@ -56,19 +50,10 @@ def test_the_first_failing_test_is_the_hint_of_the_first_turn(tools: DeletedFunc
     assert (tools.privileged_context, tools.hint_turn, tools.get_reward()) == (None, None, 1.0)
 
 
-def test_an_error_after_the_tests_were_read_is_about_all_turns(url: str) -> None:
-    with environments(url, DeletedFunctionToolsWithTests) as factory:
-        tools = factory()
-        tools.reset(seed=0, task=4)
-        assert tools.read_tests() == TASKS[4].tests
-        assert "should be" in tools.write_function(wrong(TASKS[4]))
-        assert tools.privileged_context is not None and tools.hint_turn is None
-
-
 def test_a_server_that_is_killed_ends_the_training() -> None:
     """TRL turns the exception of the tool into text for the model, so the reward and the reset raise it."""
     others = set(psutil.Process().children())
-    with serving(Sandbox(), 1) as address, environments(address) as factory:
+    with serving(1) as address, environments(address) as factory:
         (server,) = set(psutil.Process().children()) - others
         tools = factory()
         tools.reset(seed=0, task=4)
