@@ -627,7 +627,6 @@ def test_what_is_not_a_function_is_an_error() -> None:
     ("attribute", "value", "words"),
     [
         ("over_batch", True, "declares over_batch, and verl cuts the batch all the same"),
-        ("exceptions", [CUT], "set a mapping of laws to reasons"),
         ("gradient", "derivate", "did you mean 'derivative'"),
     ],
 )
