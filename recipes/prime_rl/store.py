@@ -25,7 +25,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from composer_plugins.adapters.prime_rl_plugin.values import Array, numbers, of_kind, reference_values
+from composer_plugins.adapters.prime_rl_plugin.values import Array, numbers, reference_values
 from composer_plugins.errors import ConfigError, DataError, unknown
 
 Kind = Literal["reference", "replay"]
@@ -134,7 +134,9 @@ class StoreWriter(Store):
 def _key(token_ids: Sequence[int], kind: str) -> bytes:
     if kind not in KINDS:
         raise unknown("kind", str(kind), KINDS, noun="kind of record")
-    ids = of_kind(token_ids, "iu", "token_ids", "integers")
+    ids = np.asarray(token_ids)
+    if ids.ndim != 1 or ids.size and ids.dtype.kind not in "iu":
+        raise DataError("token_ids", f"{ids.dtype} of shape {ids.shape}", "pass one list of integers")
     if not ids.size:
         raise DataError("token_ids", "no token", "pass the ids of a whole branch")
     if (wrong := (ids < 0) | (ids > np.iinfo(np.int64).max)).any():
