@@ -200,7 +200,7 @@ def test_a_file_that_fails_or_a_function_that_is_missing_is_an_error(tmp_path: P
     (tmp_path / "broken.py").write_text("1 / 0")
     assert "did you mean 'ppo'?" in error("check", f"{tmp_path}/published.py:pop")
     assert "broken.py fails: ZeroDivisionError" in error("check", f"{tmp_path}/broken.py:x")
-    assert "there is no file" in error("check", f"{tmp_path}/absent.py:x")
+    assert "absent.py fails: FileNotFoundError" in error("check", f"{tmp_path}/absent.py:x")
 
 
 def test_an_error_of_several_laws_is_one_finding() -> None:
