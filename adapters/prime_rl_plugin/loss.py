@@ -49,7 +49,7 @@ class ChannelsLoss:
         self.hint = hint_choice(asked.config)
         # The ratio of trainer to rollout is logged for every policy, without "policy/".
         self.reported = ("ratio",) if "rollout_logprobs" in asked.choice.loss.needs else ()
-        self.checked: set[tuple[bool, bool]] = set()  # with a reference or not, with weights or not
+        self.is_checked = False
         self.calls = 0
         # By call, until `PATIENCE`: whether there is a token with a hint and one of a pair, on the device.
         self.stamped = list[Tensor]()
@@ -90,15 +90,12 @@ class ChannelsLoss:
         return total, self._metrics(s, masks, policy, hint, replay)
 
     def _check(self, inputs: Any, s: upstream.Streams) -> None:
-        """Look at the first inputs closely, and again when another stream joins them."""
-        kind = s.reference is not None, s.weights is not None
-        if kind in self.checked:
+        """Look at the first inputs closely."""
+        if self.is_checked:
             return
-        if not self.checked:
-            is_newer = upstream.check_release(inputs)
-            enforce(newer_than_tested(is_newer))
-        upstream.check_streams(s)
-        self.checked.add(kind)
+        enforce(newer_than_tested(upstream.check_release(inputs)))
+        upstream.check_logprobs(s)
+        self.is_checked = True
 
     def _count(self, masks: Masks) -> None:
         """Warn once of each channel without a token in the first `PATIENCE` calls; the last of them waits."""

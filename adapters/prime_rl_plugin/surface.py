@@ -46,14 +46,6 @@ def _findings(asked: Asked) -> Iterator[Finding]:
         problem = f"{policy.name!r} needs old_logprobs, and PRIME-RL keeps only the rollout engine's"
         remedy = "set old_policy = 'rollout' for a ratio to those, or old_policy = 'current' for a ratio of 1"
         yield Finding("error", "policy", problem, remedy)
-    if config.old_policy == "current":
-        # A loss that has the rollout's ratio too has other parameters that act on that one.
-        has_rollout = "rollout_logprobs" in policy.loss.needs
-        names = [name for name in policy.loss.parameters if not has_rollout or name.startswith("clip_")]
-        problem = f"it is 'current', so the ratio of {policy.name!r} to the old policy is 1 at every token: "
-        problem += f"{', '.join(sorted(names))} cannot limit how far the policy moves"
-        remedy = "set old_policy = 'rollout' for a ratio to the rollout engine, or policy = 'reinforce'"
-        yield Finding("warning", "old_policy", problem, remedy)
     if policy.loss.name == "ref_kl" and "tv_high" in config.policy_params and not policy.optional:
         problem = f"it has no effect: it bounds tokens with A > 0, and {policy.name!r} takes no advantages"
         remedy = "remove it, or set policy = 'ref_kl@prime-rl<0.7', which takes them"

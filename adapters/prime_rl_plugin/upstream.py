@@ -89,37 +89,17 @@ REFERENCE, WEIGHTS = "ref_logprobs", "loss_weights"
 
 
 def streams(inputs: Any) -> Streams:
-    """The fields of LossInputs; DataError without one that every release has, or with a wrong mask."""
-    given: list[Any] = [getattr(inputs, name, None) for name in STREAMS]
-    if absent := [name for name, x in zip(STREAMS, given, strict=True) if x is None]:
-        remedy = "point import_path at a function that PRIME-RL calls with its LossInputs"
-        raise DataError("LossInputs", f"there is no {' and no '.join(absent)}", remedy)
-    logprobs, rollout_logprobs, advantages, mask = given
-    if str(kind := getattr(mask, "dtype", type(mask).__name__)) != "torch.bool":
-        raise DataError(STREAMS[-1], f"it is {kind}", "pass a tensor of booleans")
-    reference, weights = (getattr(inputs, name, None) for name in (REFERENCE, WEIGHTS))
+    """The fields of LossInputs."""
+    # A release without weights is an error of `check_release`.
+    reference, weights = getattr(inputs, REFERENCE), getattr(inputs, WEIGHTS, None)
+    logprobs, rollout_logprobs, advantages, mask = (getattr(inputs, name) for name in STREAMS)
     return Streams(logprobs, rollout_logprobs, advantages, mask, reference, weights)
 
 
-def check_streams(found: Streams) -> None:
-    """Raise DataError for a wrong type or shape, and for positive log-probabilities of policy and engine.
-
-    Looking at their values waits for the device: the adapter calls this for the first inputs of each kind.
-    """
-    import torch
-
-    names, mask = (*STREAMS, REFERENCE, WEIGHTS), found.mask
-    given = {name: x for name, x in zip(names, found, strict=True) if x is not None}
-    for name, x in given.items():
-        kind = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
-        if x is not mask and not getattr(kind, "is_floating_point", False):
-            raise DataError(name, f"it is {kind}", "pass a tensor of floating point")
-    for name, x in given.items():
-        if x.shape != mask.shape or mask.dim() != 1 or not mask.numel():
-            problem = f"its shape is {tuple(x.shape)}, and that of loss_mask {tuple(mask.shape)}"
-            raise DataError(name, problem, "pass [tokens] for both, one packed sequence")
-    for name in STREAMS[:2]:
-        values = given[name].detach()[mask]
+def check_logprobs(found: Streams) -> None:
+    """Raise DataError for positive log-probabilities of policy and engine. It waits for the device."""
+    for name, x in zip(STREAMS[:2], (found.logprobs, found.rollout_logprobs), strict=True):
+        values = x.detach()[found.mask]
         if (wrong := values[values > LARGEST_LOGPROB]).numel():
             raise positive_logprob(name, f"{float(wrong[0]):.4g} at an unmasked token")
 
@@ -148,7 +128,6 @@ class Node(Protocol):
 
 
 NODE_FIELDS = ("reference_logprobs", "loss_weights")
-SAMPLE_FIELDS = ("ref_logprobs", "rl_weights")
 POLICY_STREAM = "rl"  # the weights of the custom loss; a node may carry those of PRIME-RL's other losses too
 
 
@@ -182,9 +161,6 @@ def check_node_type(node_type: type) -> None:
 def sampled_count(node: Node) -> int:
     """How many of the node's tokens the policy sampled; an error if the node cannot be stamped."""
     check_node_type(type(node))
-    if len(node.mask) != len(node.token_ids):
-        problem = f"has {len(node.token_ids)} tokens and a mask of {len(node.mask)}"
-        raise DataError("node", problem, "give one boolean per token")
     count = sum(node.mask)
     if not (node.sampled and count):
         raise DataError(
@@ -203,9 +179,6 @@ def trained_branches(trace: Any) -> Iterator[tuple[Any, list[Node]]]:
 
     `trace` is a verifiers trace, or a rollout of PRIME-RL 0.8.
     """
-    if not hasattr(trace, "branches"):
-        problem = f"it is of type {type(trace).__name__}, which has no branches"
-        raise DataError("trace", problem, "pass verifiers' trace, or a rollout of PRIME-RL")
     seen: set[int] = set()
     for branch in trace.branches:
         trained = [node for node in branch.nodes if is_trained(node) and id(node) not in seen]
@@ -215,10 +188,5 @@ def trained_branches(trace: Any) -> Iterator[tuple[Any, list[Node]]]:
 
 
 def samples(rollout: Any) -> list[Any] | None:
-    """The samples of a rollout of PRIME-RL 0.8, checked; None for a later one, which has nodes."""
-    found = getattr(rollout, "samples", None)
-    for sample in found or ():
-        if absent := [name for name in SAMPLE_FIELDS if not hasattr(sample, name)]:
-            problem = f"there is no {' and no '.join(absent)}, which PRIME-RL {OLDEST} has"
-            raise ConfigError(type(sample).__name__, problem, "upgrade PRIME-RL")
-    return found
+    """The samples of a rollout of PRIME-RL 0.8; None for a later one, which has nodes."""
+    return getattr(rollout, "samples", None)

@@ -73,25 +73,12 @@ def log_probabilities(values: Sequence[float] | Array, count: int, key: str) -> 
 
 def numbers(values: Sequence[float] | Array, count: int, key: str) -> Array:
     """`values` as `count` float64 numbers that are finite in float32 too: PRIME-RL's streams are float32."""
-    array = of_kind(values, "fiu", key, "numbers").astype(np.float64)
+    array = np.asarray(values, np.float64)
     if array.shape != (count,):
-        raise DataError(key, f"{len(array)} numbers for {count} tokens", "pass one number per token")
+        raise DataError(key, f"{array.size} numbers for {count} tokens", "pass one number per token")
     with np.errstate(over="ignore"):
         wrong = ~np.isfinite(array.astype(np.float32))
     if wrong.any():
         remedy = "pass finite numbers, within the range of float32"
         raise DataError(key, f"{array[wrong][0]} at position {wrong.argmax()}", remedy)
-    return array
-
-
-def of_kind(values: Any, kinds: str, key: str, wanted: str) -> Array:
-    """`values` as an array of one dimension, whose dtype is of one of numpy's `kinds` ("fiu")."""
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        raise DataError(key, "lists of several lengths", f"pass one list of {wanted}") from None
-    booleans = isinstance(values, list | tuple) and any(isinstance(value, bool) for value in values)
-    if array.ndim != 1 or array.dtype.kind not in kinds or booleans:
-        given = "bool" if booleans else array.dtype
-        raise DataError(key, f"{given} of shape {array.shape}", f"pass one list of {wanted}")
     return array

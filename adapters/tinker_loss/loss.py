@@ -12,9 +12,7 @@ from composer_plugins.adapters.tinker_loss.surface import Parsed
 from composer_plugins.adapters.tinker_loss.upstream import (
     Batch,
     Requests,
-    check_data,
     entry,
-    finite,
     pair_weight,
     place,
     read_mask,
@@ -117,14 +115,10 @@ class Loss:
 
     def of_step(self, counts: Counts) -> "Step":
         """The loss for the calls of one step: their gradients add up to those of the step in one call."""
-        if not isinstance(counts, Counts):
-            problem = f"it is of type {type(counts).__name__}"
-            raise DataError("of_step", problem, "pass the counts of the data: loss.of_step(loss.count(data))")
         return Step(self, counts)
 
     def layout(self, data: Sequence[Any]) -> Layout:
         """Which tokens each channel trains; DataError for an incomplete pair, and for a wrong mask."""
-        check_data(data)
         masks = [read_mask(data, row, self.keys["mask"]) for row in range(len(data))]
         mask = pad_sequence(masks, batch_first=True)
         pairs = self._pairs(data)
@@ -144,8 +138,9 @@ class Loss:
         """The rows (chosen, rejected) of each pair."""
         key, found = self.keys["pair"], dict[int, dict[bool, int]]()
         for row in range(len(data)):
-            if not (number := self._number(data, row)):
+            if key not in data[row].loss_fn_inputs:
                 continue
+            number = int(entry(data, row, key, ""))  # negative for the rejected completion
             if self.asked.replay is None:
                 problem = "the datum is in a pair, and replay_weight is 0"
                 raise DataError(place(row, key), problem, "set replay_weight, or leave the pairs out")
@@ -159,16 +154,6 @@ class Loss:
                 (row,) = sides.values()
                 raise DataError(place(row, key), problem, "pass both completions of a pair in one call")
         return [(sides[True], sides[False]) for sides in found.values()]
-
-    def _number(self, data: Sequence[Any], row: int) -> int:
-        """The number of the pair of a datum, negative for the rejected completion; 0: it is in none."""
-        if (key := self.keys["pair"]) not in data[row].loss_fn_inputs:
-            return 0
-        remedy = "write one whole number: mark_pairs does"
-        number = finite(place(row, key), entry(data, row, key, ""), remedy)
-        if number != int(number):
-            raise DataError(place(row, key), f"it is {number:g}", remedy)
-        return int(number)
 
     def of_counts(
         self, layout: Layout, data: Sequence[Any], logprobs: Sequence[Tensor], counts: Counts
@@ -204,17 +189,15 @@ class Loss:
         return total, {**metrics, "composer/loss": float(total.detach())}
 
     def _require(self, counts: Counts) -> None:
-        """Raise DataError for a step without pairs or a policy's data, and warn of one without tokens."""
+        """Raise DataError for a step without pairs, and warn of one without tokens."""
         options, mask = self.options, self.keys["mask"]
-        if options.policy_weight and counts.pairs and not counts.tokens:
-            problem = f"it is {options.policy_weight:g}, and every datum is in a pair or fully masked"
-            raise DataError("policy_weight", problem, "set it to 0, or add completions of the policy")
         if self.asked.replay is not None and not counts.pairs:
             problem = f"replay_weight is {options.replay_weight:g}, and no datum of the step has it"
             raise DataError(self.keys["pair"], problem, "add pairs with mark_pairs, or remove replay_weight")
         if options.policy_weight and not counts.tokens:
-            problem = f"the entry {mask!r} is 0 at every target, so the policy term is 0"
-            self._warn(Finding("warning", mask, problem, "write 1 at the targets of each completion"))
+            problem = "it is 0 at every target of the data that are in no pair, so the policy term is 0"
+            remedy = "write 1 at the targets of each completion, or set policy_weight to 0"
+            self._warn(Finding("warning", mask, problem, remedy))
         if self.asked.hint is not None and not counts.hint_tokens:
             problem = f"it is {options.hint_weight:g}, and no token has a hint"
             remedy = "give a prompt to add_teacher_logprobs, or remove hint_weight"
@@ -248,20 +231,16 @@ class Loss:
             remedy = f"add {self.keys['old_logprobs']!r} to loss_fn_inputs, or use policy='reinforce'"
             raise ConfigError("rollout_correction", problem, remedy)
         if has_old:
-            given["old_logprobs"] = batch.tokens(self.keys["old_logprobs"], mask, "")
+            remedy = "add it to all data, or to none"
+            given["old_logprobs"] = batch.tokens(self.keys["old_logprobs"], mask, remedy)
         elif needs_old:
             given["old_logprobs"] = given["rollout_logprobs"] if from_sampler else batch.logprobs.detach()
         return given
 
     def _has_old(self, batch: Batch, mask: Tensor) -> bool:
-        """Whether the data have log-probabilities of an old policy; DataError if some have and others not."""
+        """Whether a datum with an unmasked token has the log-probabilities of an old policy."""
         key, rows = self.keys["old_logprobs"], mask.any(-1).nonzero().flatten().tolist()
-        having = [key in batch.data[row].loss_fn_inputs for row in rows]
-        if any(having) and not all(having):
-            row = rows[having.index(False)]
-            problem = "it is absent, and other data of the call have it"
-            raise DataError(place(row, key), problem, "add it to all data, or to none")
-        return any(having)
+        return any(key in batch.data[row].loss_fn_inputs for row in rows)
 
     def _rollout(self, batch: Batch, mask: Tensor) -> Tensor:
         return batch.tokens(self.keys["rollout_logprobs"], mask, FROM_SAMPLER)
@@ -324,16 +303,11 @@ class Step:
     """The loss for the calls of one step, divided by the counts of the whole step."""
 
     def __init__(self, loss: Loss, counts: Counts) -> None:
-        self.loss, self.counts, self.seen, self.calls = loss, counts, Counts(0, 0, 0, 0), 0
+        self.loss, self.counts, self.seen = loss, counts, Counts(0, 0, 0, 0)
 
     def __call__(self, data: Sequence[Any], logprobs: Sequence[Tensor]) -> Result:
         """The loss [] of one call of the step, and its metrics."""
-        layout, most = self.loss.layout(data), self.loss.options.calls_per_step
-        self.calls += 1
-        if self.calls > most:
-            problem = f"it is {most}, and this is call {self.calls} of the step"
-            remedy = "set it to the number of calls, and make a new of_step after each optim_step"
-            raise ConfigError("calls_per_step", problem, remedy)
+        layout = self.loss.layout(data)
         self.seen = Counts(*map(sum, zip(self.seen, layout.counts, strict=True)))
         names = ("tokens", "sequences", "tokens with a hint", "pairs")
         for name, seen, expected in zip(names, self.seen, self.counts, strict=True):

@@ -10,16 +10,13 @@ from typing import Any
 import torch
 
 from composer_plugins.adapters.tinker_loss.upstream import (
-    TARGETS,
-    as_list,
-    check_data,
-    entry,
     finite,
     pair_weight,
     read_mask,
+    targets_of,
     with_entries,
 )
-from composer_plugins.errors import DataError, in_a_line
+from composer_plugins.errors import DataError
 from composer_plugins.frameworks.tinker import ENTRIES, TINKER
 from composer_plugins.losses.calling import call
 from composer_plugins.losses.choosing import choose
@@ -46,15 +43,13 @@ def add_advantages(
     """
     choice = choose("advantage", advantage, params, option="advantage")
     TINKER.require(choice)
-    check_data(data)
-    rewards, groups = as_list("rewards", rewards), as_list("groups", groups)
     masks = [read_mask(data, row, mask) for row in range(len(data))]
     if not len(data) == len(rewards) == len(groups):
         problem = f"there are {len(data)} data, {len(rewards)} rewards and {len(groups)} groups"
         raise DataError("rewards", problem, "pass one reward and one group for each datum")
     remedy = "leave that completion out, or give it a number"
     numbers = [finite(f"rewards[{row}]", one, remedy) for row, one in enumerate(rewards)]
-    names = [_group(row, one) for row, one in enumerate(groups)]
+    names = [one.tolist() if isinstance(one, torch.Tensor) else one for one in groups]
     ids = {group: i for i, group in enumerate(dict.fromkeys(names))}
     given = {
         "rewards": torch.tensor(numbers, dtype=torch.float64),
@@ -78,14 +73,9 @@ def add_teacher_logprobs(
     None is a datum without a hint, which the hint then does not train. The completion is everything from the
     first target in the mask on.
     """
-    check_data(data)
-    prompts = as_list("prompts", prompts)
-    if len(prompts) != len(data):
-        problem = f"there are {len(prompts)}, and {len(data)} data"
-        raise DataError("prompts", problem, "pass one prompt for each datum, or None")
-    tokens = [None if one is None else _tokens(f"prompts[{row}]", one) for row, one in enumerate(prompts)]
+    tokens = [None if one is None else _tokens(one) for one in prompts]
     key, added = ENTRIES["teacher_logprobs"], []
-    for row, found in enumerate(_scored(data, "teacher", teacher, tokens, mask)):
+    for row, found in enumerate(_scored(data, teacher, tokens, mask)):
         where = read_mask(data, row, mask)
         hinted = where if prompts[row] is not None else torch.zeros_like(where)
         added.append(with_entries(data[row], {key: found, ENTRIES["hint_mask"]: hinted.float()}))
@@ -95,11 +85,9 @@ def add_teacher_logprobs(
 def add_ref_logprobs(data: Sequence[Any], reference: Any, *, mask: str = MASK) -> list[Any]:
     """Add `ref_logprobs`, the log-probabilities of the completions under a SamplingClient, as DPO needs."""
     # The input that predicts target t is token t, so the prompt is one token longer than `_start`.
-    check_data(data)
     starts = [_start(data, row, mask) for row in range(len(data))]
-    seen = [_tokens(f"data[{row}].model_input", one.model_input) for row, one in enumerate(data)]
-    prompts = [one[: start + 1] for one, start in zip(seen, starts, strict=True)]
-    scored = _scored(data, "reference", reference, prompts, mask)
+    prompts = [_tokens(one.model_input)[: start + 1] for one, start in zip(data, starts, strict=True)]
+    scored = _scored(data, reference, prompts, mask)
     return [
         with_entries(one, {ENTRIES["ref_logprobs"]: found}) for one, found in zip(data, scored, strict=True)
     ]
@@ -113,13 +101,7 @@ def mark_pairs(
     `weights` has a factor of at least 0 for each pair. Pass all pairs of a call to one `mark_pairs`: it
     numbers them.
     """
-    chosen, rejected = as_list("chosen", chosen), as_list("rejected", rejected)
-    for side in filter(None, (chosen, rejected)):
-        check_data(side)
-    weights = [1.0] * len(chosen) if weights is None else as_list("weights", weights)
-    if not len(chosen) == len(rejected) == len(weights):
-        problem = f"there are {len(chosen)}, {len(rejected)} rejected and {len(weights)} weights"
-        raise DataError("chosen", problem, "pass as many of each")
+    weights = [1.0] * len(chosen) if weights is None else weights
     marked = []
     for number, (better, worse, given) in enumerate(zip(chosen, rejected, weights, strict=True), start=1):
         weight = torch.tensor([pair_weight(f"weights[{number - 1}]", given)])
@@ -129,28 +111,10 @@ def mark_pairs(
     return marked
 
 
-def _group(row: int, group: Any) -> Hashable:
-    """A group as a key of a dict: the number of a tensor, which itself is another key each time."""
-    found = group.tolist() if hasattr(group, "tolist") else group
-    if not isinstance(found, Hashable):
-        problem = f"it is of type {type(group).__name__}, which cannot name a group"
-        raise DataError(f"groups[{row}]", problem, "pass one number or one string for each datum")
-    return found
-
-
-def _tokens(where: str, prompt: Any) -> list[int]:
-    """The tokens of a prompt, which is a ModelInput or a list of them."""
-    remedy = "pass a ModelInput or a list of tokens: tokenizer.encode(text)"
-    try:
-        found = prompt.to_ints() if hasattr(prompt, "to_ints") else prompt
-    except Exception as error:  # of the SDK, for images
-        raise DataError(where, f"it has no list of tokens ({in_a_line(error)})", remedy) from None
-    found = found.tolist() if hasattr(found, "tolist") else found
-    if not isinstance(found, Sequence) or any(type(one) is not int for one in found):
-        raise DataError(where, f"it is of type {type(prompt).__name__} and has no tokens", remedy)
-    if not found:
-        raise DataError(where, "it is empty", f"{remedy}; for a datum without a hint pass None")
-    return list(found)
+def _tokens(prompt: Any) -> list[int]:
+    """The tokens of a prompt, which is a ModelInput, a list or a tensor of them."""
+    found = prompt.to_ints() if hasattr(prompt, "to_ints") else prompt
+    return found.tolist() if isinstance(found, torch.Tensor) else list(found)
 
 
 def _start(data: Sequence[Any], row: int, key: str) -> int:
@@ -162,14 +126,10 @@ def _start(data: Sequence[Any], row: int, key: str) -> int:
 
 
 def _scored(
-    data: Sequence[Any], name: str, client: Any, prompts: Sequence[Sequence[int] | None], key: str
+    data: Sequence[Any], client: Any, prompts: Sequence[Sequence[int] | None], key: str
 ) -> list[torch.Tensor]:
     """log p(y_t | prompt, y_<t) at the targets of the completion, 0 at those of the prompt; [tokens] each."""
-    if not hasattr(client, "compute_logprobs"):
-        problem = f"it is of type {type(client).__name__}, which has no compute_logprobs"
-        remedy = "pass a SamplingClient: service_client.create_sampling_client(base_model=...)"
-        raise DataError(name, problem, remedy)
-    targets = [entry(data, row, TARGETS, "").tolist() for row in range(len(data))]
+    targets = [targets_of(data, row).tolist() for row in range(len(data))]
     starts = [_start(data, row, key) for row in range(len(data))]
     futures: dict[tuple[int, ...], Any] = {}  # a group often has the same completion several times
     asked: list[tuple[int, ...]] = []
@@ -179,14 +139,9 @@ def _scored(
             futures[whole] = client.compute_logprobs(type(one.model_input).from_ints(list(whole)))
         asked.append(whole)
     scored = []
-    for row, (whole, own, start) in enumerate(zip(asked, targets, starts, strict=True)):
+    for whole, own, start in zip(asked, targets, starts, strict=True):
         length = len(own) - start
         answer = futures[whole].result() if whole else [0.0] * length
         # Of the first token there is none. Tinker returns None for it, and SkyRL's server leaves it out.
-        if whole and len(answer) not in (len(whole), len(whole) - 1):
-            problem = f"it returned {len(answer)} numbers for the {len(whole)} tokens of data[{row}]"
-            raise DataError(name, problem, "pass a SamplingClient, which returns one for each token")
-        where, remedy = f"{name}, a log-probability of data[{row}]", "pass a SamplingClient"
-        found = [finite(where, one, remedy) for one in answer[-length:]]
-        scored.append(torch.tensor([0.0] * start + found))
+        scored.append(torch.tensor([0.0] * start + answer[-length:]))
     return scored

@@ -7,11 +7,9 @@ from pydantic import Field
 
 from composer_plugins.adapters.tinker_loss.upstream import TARGETS
 from composer_plugins.config import ComposerConfig
-from composer_plugins.errors import ConfigError, unknown, with_place
+from composer_plugins.errors import unknown
 from composer_plugins.findings import Finding, enforce, error_of
 from composer_plugins.frameworks.tinker import ENTRIES, TINKER
-from composer_plugins.losses.by_token import drawn
-from composer_plugins.losses.calling import call
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.row import MODES
 from composer_plugins.objective.asking import Asked, ask
@@ -52,8 +50,6 @@ def parse(given: Mapping[str, Any]) -> Parsed:
     mode = options.denominator or asked.choice.mode
     found += _denominator(options, asked.choice, mode)
     found += _entries(options.entries)
-    for choice in filter(None, (asked.choice, asked.hint, asked.replay)):
-        found += _result(choice)
     enforce(found)
     return Parsed(options, asked, mode, ENTRIES | options.entries)
 
@@ -70,39 +66,14 @@ def _entries(entries: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding("error", f"entries.{key}", problem, "name an entry that no other input has")
 
 
-def _result(choice: Choice) -> Iterator[Finding]:
-    """Yield an error where a function of a user's returns what is no loss, on drawn log-probabilities."""
-    if not (choice.is_third_party and TINKER.runs(choice.loss)):
-        return
-    tensors = drawn(choice)
-    if choice.loss.kind == "preference":
-        tensors = {name: x[:, 0] for name, x in tensors.items()}
-    first = tensors[choice.loss.needs[0]]
-    first.requires_grad_(first.is_floating_point())
-    try:
-        call(choice, tensors)
-    except ConfigError as error:
-        yield Finding.from_error(error)
-    except Exception as error:
-        problem = f"{choice.name!r} raises an error for drawn log-probabilities: {with_place(error)}"
-        yield Finding("warning", choice.option, problem, "make sure that it runs on a CPU: loss.count(data)")
-
-
 def _denominator(options: Options, policy: Choice, mode: str) -> Iterator[Finding]:
     """Yield an error for a denominator that does not exist here, and for one that lacks its constant."""
-    known = f"set denominator to one of {', '.join(KNOWN_MODES)}"
-    if not options.policy_weight:
-        if options.denominator:
-            problem = "it has no effect, because policy_weight is 0"
-            yield Finding("error", "denominator", problem, "remove it")
-    elif mode == BY_PROMPT:
-        yield Finding("error", "denominator", f"{mode!r} needs the prompt of each completion", known)
-    elif not mode:
-        problem = f"policy {policy.name!r} has no denominator of its own"
-        yield Finding("error", "denominator", problem, known)
-    elif mode not in MODES:
-        yield Finding("error", "denominator", f"it is {mode!r}", known)
-    elif mode == NORM and options.max_length is None:
+    if options.policy_weight and mode not in KNOWN_MODES:
+        problem = f"it is {mode!r}" if mode else f"policy {policy.name!r} has no denominator of its own"
+        problem += ", which needs the prompt of each completion" if mode == BY_PROMPT else ""
+        remedy = f"set denominator to one of {', '.join(KNOWN_MODES)}"
+        yield Finding("error", "denominator", problem, remedy)
+    elif options.policy_weight and mode == NORM and options.max_length is None:
         problem = f"the loss is divided by a constant length ({mode}), and it is not set"
         yield Finding("error", "max_length", problem, "set it to the max_tokens of your SamplingParams")
     if options.max_length is not None and mode != NORM:

@@ -9,7 +9,7 @@ from datasets.utils import tqdm
 from trl import GRPOTrainer
 
 from composer_plugins import columns
-from composer_plugins.adapters.trl_mixin import forward, sharding, upstream
+from composer_plugins.adapters.trl_mixin import forward, upstream
 from composer_plugins.adapters.trl_mixin.channels import HintChannel, ReplayChannel
 from composer_plugins.adapters.trl_mixin.forward import text_config
 from composer_plugins.adapters.trl_mixin.surface import TRL_LOSS
@@ -59,9 +59,6 @@ def check_class(cls: type, mixin: type) -> None:
     if order.index(mixin) > order.index(GRPOTrainer):
         problem = f"{mixin.__name__} stands after GRPOTrainer in the bases, where it is never called"
         raise ConfigError(bases, problem, f"write class {cls.__name__}({mixin.__name__}, ...)")
-    if getattr(cls, "loss_is_scaled_for_ga", None) is False:
-        problem = "it is False, so the Trainer divides the loss for gradient accumulation a second time"
-        raise ConfigError(f"{cls.__name__}.loss_is_scaled_for_ga", problem, "leave it as GRPOTrainer has it")
 
 
 def check_own_policy(cls: type, options: Any) -> None:
@@ -186,7 +183,7 @@ def _changes_nothing(name: str, weight: Any, everything: dict[str, Any]) -> bool
 
 def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
     """Raise ConfigError where the forward passes of the hint and replay channels do not work."""
-    args, vision = trainer.args, upstream.is_vision_model(trainer)
+    vision = upstream.is_vision_model(trainer)
     if trainer.model.config.is_encoder_decoder:
         problem = (
             "it is an encoder-decoder, and the hint and replay channels append a completion to its prompt"
@@ -195,7 +192,7 @@ def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
     teacher = config.hint_teacher if config.hint_weight > 0 else None
     if teacher is not None and not vision:
         check_top_k(config.choose_hint(), text_config(trainer).vocab_size)
-    if args.cast_lm_head_to_fp32:
+    if trainer.args.cast_lm_head_to_fp32:
         problem = "it is not applied to the frozen copies, which would then differ from the initial policy"
         remedy = "leave it False with the hint and replay channels"
         raise ConfigError("cast_lm_head_to_fp32", problem, remedy)
@@ -205,21 +202,9 @@ def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
     if trainer.is_fsdp_enabled and not getattr(trainer.accelerator, "is_fsdp2", False):
         problem = "it is 1, and the hint and replay channels were tested with FSDP2 only"
         raise ConfigError("fsdp_version", problem, "set it to 2 in accelerate's config or in fsdp_config")
-    head = upstream.output_head(trainer)
-    if trainer.is_fsdp_enabled and hasattr(head, "token_adapter"):  # PEFT's, of a tied head
-        problem = "accelerate shards tied embeddings twice where trainable_token_indices wraps them"
-        raise ConfigError("fsdp", problem, "use DDP or ZeRO-2, or a model with untied embeddings")
     if vision:
         problem = "it takes images, and the hint and replay channels do not pass images to the model"
         raise ConfigError("model", problem, "set hint_weight=0 and replay_weight=0")
-    reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
-    if args.gradient_checkpointing and reentrant and trainer.accelerator.num_processes > 1:
-        if sharding.is_zero3() and hasattr(trainer.model, "peft_config"):  # TRL sets use_reentrant itself
-            problem = "with ZeRO-3 and PEFT it allows one forward pass per step, not several"
-            remedy = "set it to False, or use FSDP2 or ZeRO-2"
-            raise ConfigError("gradient_checkpointing", problem, remedy)
-        problem = "reentrant checkpointing allows one forward pass per step under DDP, not several"
-        raise ConfigError("gradient_checkpointing_kwargs", problem, "set {'use_reentrant': False}")
 
 
 def counts_padding(trainer: GRPOTrainer) -> bool:

@@ -40,14 +40,13 @@ def not_finite_error(
     step, training = trainer.state.global_step, trainer.model.training
     key = f"{term}, step {step + 1}" if training else f"{term}, evaluation after step {step}"
     name, found = next(not_finite(inputs), ("", ""))
+    why, remedy = ", and all its inputs are finite, so it overflows", POLICY
     if found:
-        return DataError(key, f"{problem}, because {found}", REMEDIES.get(name, POLICY))
-    if trainer.accelerator.num_processes > 1:
-        problem += ", and all its inputs on this process are finite"
-        return DataError(
-            key, problem, f"read the error of the other processes; if they say the same, {POLICY}"
-        )
-    return DataError(key, f"{problem}, and all its inputs are finite, so it overflows", POLICY)
+        why, remedy = f", because {found}", REMEDIES.get(name, POLICY)
+    elif trainer.accelerator.num_processes > 1:
+        why = ", and all its inputs on this process are finite"
+        remedy = f"read the error of the other processes; if they say the same, {POLICY}"
+    return DataError(key, f"{problem}{why}", remedy)
 
 
 def finite_norm(trainer: GRPOTrainer, norm: Tensor | float) -> Tensor | float:

@@ -383,11 +383,7 @@ def _policy_tools(trainer: GRPOTrainer, row: Row) -> Any:
     """The tools of the trainer, and of the row's environment."""
     if trainer.environment_factories is None:
         return trainer.tools
-    name = row.get("environment") if trainer._multi_environment else None
-    if name not in trainer._env_tools:
-        known = ", ".join(map(repr, trainer._env_tools))
-        raise DataError("environment", f"it is {name!r}", f"set it to one of environment_factory: {known}")
-    return trainer._env_tools[name]
+    return trainer._env_tools[row.get("environment") if trainer._multi_environment else None]
 
 
 def _render(trainer: GRPOTrainer, messages: Prompt, tools: Any, **options: Any) -> list[int]:

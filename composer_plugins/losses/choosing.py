@@ -178,7 +178,8 @@ def find(
     No parameter is checked, and a required one may be missing.
 
     The kind of a function named by import path ("my_package.losses:my_loss") follows from its first input.
-    Raises ConfigError at `key`, which holds the name, if there is none, and at `kind_key` for another kind.
+    Raises ConfigError at `key`, which holds the name, if there is none, and at `kind_key` if there is no such
+    kind.
     `also_accepted` is what else `key` accepts.
     """
     if kind is not None:
@@ -186,8 +187,8 @@ def find(
     if ":" in name:
         from composer_plugins.losses.derived import kind_of_import_path, row_of_import_path
 
-        kind = kind_of_import_path(name, key, registry.losses, cast(Kind | None, kind), kind_key)
-        return [of_row(row_of_import_path(name, kind, key, registry.losses), key)]
+        known = cast(Kind | None, kind) or kind_of_import_path(name, key, registry.losses)
+        return [of_row(row_of_import_path(name, known, key, registry.losses), key)]
     base, at, upstream = name.partition("@")
     rows = [loss for loss in registry.losses if loss.name == base and kind in (None, loss.kind)]
     if not rows:

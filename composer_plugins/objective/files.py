@@ -18,9 +18,7 @@ SCIENTIFIC = set("0123456789+-.eE")  # the characters of 1e-3
 
 def one_config(files: Sequence[Path], overrides: Sequence[str]) -> dict[str, Any]:
     """The config of a file, or of none, with the options of a command line; several files are an error."""
-    if len(files) > 1:
-        raise ConfigError("FILE", f"{len(files)} are given", "give one config file")
-    return replaced(next(map(table_of, files), {}), overrides)
+    return replaced(_of_one(files, table_of), overrides)
 
 
 def inheriting(files: Sequence[Path], overrides: Sequence[str], key: str) -> dict[str, Any]:
@@ -29,21 +27,23 @@ def inheriting(files: Sequence[Path], overrides: Sequence[str], key: str) -> dic
     As NeMo-RL merges them: a table of the later file is merged with the earlier one's, unless it has
     `_override_`. `${a.b}` is the value at a.b, with the options of the command line.
     """
-    if len(files) > 1:
-        raise ConfigError("FILE", f"{len(files)} are given", "give one config file")
-    table = replaced(next((_with_bases(file, key) for file in files), {}), overrides)
+    table = replaced(_of_one(files, lambda file: _with_bases(file, key)), overrides)
     return cast(dict[str, Any], _interpolated(table, table))
 
 
-def _with_bases(file: Path, key: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _of_one(files: Sequence[Path], read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """What the one file holds, or nothing of none."""
+    if len(files) > 1:
+        raise ConfigError("FILE", f"{len(files)} are given", "give one config file")
+    return read(files[0]) if files else {}
+
+
+def _with_bases(file: Path, key: str) -> dict[str, Any]:
     """A file merged over those that it names, depth first."""
-    here = file.resolve()
-    if here in above:
-        raise ConfigError(str(file), f"its {key} lead back to it", "name other files")
     table = table_of(file)
     bases, found = table.pop(key, None) or [], dict[str, Any]()
     for base in [bases] if isinstance(bases, str) else bases:
-        found = merged(found, _with_bases(file.parent / str(base), key, (*above, here)))
+        found = merged(found, _with_bases(file.parent / str(base), key))
     for name, value in table.items():
         if isinstance(value, dict) and value.pop("_override_", False):
             found.pop(name, None)

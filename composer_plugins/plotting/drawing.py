@@ -100,8 +100,6 @@ def write(picture: Picture, path: str | Path, *, dark: bool = False, key: str = 
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(key, f"{str(path)!r} has another suffix", f"end it in {' or '.join(SUFFIXES)}")
-    if not path.parent.is_dir():
-        raise ConfigError(key, f"the folder {str(path.parent)!r} does not exist", "make it, or correct it")
     dateless = {"Date": None} if path.suffix.lower() == ".svg" else {}
     # Letters as text, which can be searched, read aloud and is smaller than their outlines.
     with matplotlib.rc_context({"svg.hashsalt": "composer-plugins", "svg.fonttype": "none"}):

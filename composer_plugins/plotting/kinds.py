@@ -67,8 +67,6 @@ def choices(names: Sequence[str], kind: str | None = None) -> list[Choice]:
 
     A loss that is named alone, without a dialect, comes with all its dialects.
     """
-    if not names:
-        raise ConfigError("plot", "no loss is named", "composer-plugins list shows all")
     found = {name: find(registry(), name, kind) for name in names}
     common = _common_kind({name: {one.loss.kind for one in rows} for name, rows in found.items()})
     chosen: list[Choice] = []

@@ -24,7 +24,6 @@ KERNELS = '''from composer_plugins.kernels.types import TokenLoss
 def mine(logprobs, advantages, mask, *, entropies=None, scale=0.5): ...
 def by_keyword(*, logprobs, advantages, mask, scale=0.5): ...
 def critic(logprobs, critic_values, mask): ...
-def ones(logprobs, advantages, mask, *, entropies=1, scale=0.5): ...
 def outside(logprobs, advantages, mask, *, entropies=None, scale=-1): ...
 def pair(chosen, rejected): ...
 def inputless(): ...
@@ -35,8 +34,8 @@ def loss(logprobs, advantages, mask, *, entropies=None, scale, bonus="none", **o
 
     More of it."""
     return scale * advantages * logprobs, entropies, bonus
-pair.average, mine.mode, ones.mode = True, "token-sum", "token_sum"
-thing, bare = 3, type
+pair.average, mine.mode = True, "token-sum"
+thing = 3
 '''
 MINE = Loss(
     name="mine",
@@ -77,15 +76,7 @@ def test_a_sound_row_passes() -> None:
         *(({"name": name}, f"policy {name!r}: the name is empty, has a blank at an end, or has '@' or ':' in "
           "it; rename the loss") for name in ("mine@trl", "a:b", "", " mine", None)),
         # types of data
-        ({"needs": ("logprobs")}, "needs: it is a string; set a tuple: ('logprobs',)"),
-        ({"needs": None}, "needs: it is None; set a tuple, each of it a string"),
-        ({"needs": ("logprobs", 3)}, "needs: it holds 3; write a string"),
-        ({"optional": ("mask",)}, "mask: the row names it twice in needs, optional and parameters; correct"),
         ({"summary": None}, "summary: it is None; set a string"),
-        ({"parameters": ("scale",)}, "parameters: it is ('scale',); set a mapping of names to"),
-        ({"parameters": {"scale": 0.5}}, "parameter 'scale': it is 0.5; set a Parameter(help, ...)"),
-        ({"dialects": ({"scale": 1.0},)}, "dialects: it holds {'scale': 1.0}; write a Dialect"),
-        ({"dialects": (dialect())}, "dialects: it is a Dialect; set a tuple: (Dialect(...),)"),
         # inputs and modes
         ({"needs": ("logprobs", "old_logprob")}, "old_logprob: it is not an input that any framework "
          "provides; did you mean 'old_logprobs'? composer_plugins/losses/inputs.py lists all"),
@@ -94,31 +85,25 @@ def test_a_sound_row_passes() -> None:
         ({"mode": "token_mean"}, "mode: unknown mode 'token_mean'; did you mean 'token-mean'?"),
         ({"dialects": (dialect(mode="sum"),)}, "mode: unknown mode 'sum'; known: "),
         # the kernel's signature
-        ({"path": "foreign_kernels:critic"}, "critic_values: it is not an input that any framework provides"),
+        ({"path": "foreign_kernels:critic"}, "critic_values: the kernel foreign_kernels:critic takes it"),
         ({"needs": ("logprobs", "advantages")}, "mask: the kernel foreign_kernels:mine takes it, and the"),
-        ({"optional": ("entropies", "values")}, "values: the row names it, and foreign_kernels:mine does"),
         ({"needs": ("logprobs", "mask", "advantages")}, "needs: they are logprobs, mask, advantages, and "
          "foreign_kernels:mine takes by position logprobs, advantages, mask; name the first positional"),
         ({"path": "foreign_kernels:by_keyword", "optional": ()}, "needs: they are logprobs, advantages,"),
-        ({"path": "foreign_kernels:ones"}, "entropies: its default in foreign_kernels:ones is not None, as"),
         ({"parameters": {}}, "scale: the kernel foreign_kernels:mine takes it, and the row names it in"),
         ({"path": "foreign_kernels:outside"}, "its defaults.scale: it is -1; set a finite number in [0,"),
         # dialects
         ({"dialects": (dialect({"scael": 1.0}),)}, "dialect 'mine@acme', scael: unknown mine parameter"),
         ({"dialects": (dialect({"scale": -1.0}),)}, "dialect 'mine@acme', scale: it is -1.0; set a finite"),
         ({"dialects": (dialect(), dialect({"scale": 1.0}))}, "dialect 'mine@acme': the row has it twice;"),
-        ({"dialects": (dialect(upstream=""),)}, "dialect: its upstream is ''; set the upstream's name"),
+        ({"dialects": (dialect(upstream=None),)}, "dialect 'mine@None', upstream: it is None; set a string"),
         ({"dialects": (dialect(note=None),)}, "dialect 'mine@acme', note: it is None; set a string"),
-        ({"dialects": (dialect(denominators={"scale": "tokens"}),)}, "'mine@acme', denominators: it has"),
-        ({"dialects": (dialect(optional=("values",)),)}, "'mine@acme', optional: 'values' is not among"),
         # its path
-        ({"path": "foreign_kernels.mine"}, "path: 'foreign_kernels.mine' is not an import path; write"),
-        ({"path": "foreign_kernels:"}, "path: 'foreign_kernels:' is not an import path; write"),
         ({"path": "nowhere:mine"}, "path: 'nowhere:mine' cannot be imported: ModuleNotFoundError: No module "
          "named 'nowhere'; make `import nowhere` work where this runs"),
         ({"path": "foreign_kernels:mien"}, "path: 'foreign_kernels:mien' does not exist: foreign_kernels "
          "has no function 'mien'; did you mean 'mine'?"),
-        ({"path": "foreign_kernels:thing"}, "has no function 'thing'; correct the path"),
+        ({"path": "foreign_kernels:thing"}, "has no function 'thing'; correct the path: module:function"),
     ],
 )  # fmt: skip
 def test_a_row_that_could_not_be_run_is_rejected(changes: dict[str, Any], error: str) -> None:
@@ -127,11 +112,6 @@ def test_a_row_that_could_not_be_run_is_rejected(changes: dict[str, Any], error:
     assert error in str(refused.value) and "\n" not in str(refused.value)
     assert str(refused.value).startswith(("policy 'mine', ", error))
     assert sum(name in str(refused.value) for name in INPUTS) < 8  # not a list of all
-
-
-def test_what_is_not_a_row_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="register: it got 'grpo'; pass a composer_plugins.losses.row.Loss"):
-        check_row("grpo")
 
 
 # A loss by import path
@@ -167,18 +147,13 @@ def test_the_import_path_of_one_of_ours_is_its_row() -> None:
     ("function", "params", "error"),
     [
         ("inputless", {}, "policy: 'foreign_kernels:inputless' takes no input by position; take inputs"),
-        ("pair", {}, "policy: 'foreign_kernels:pair' takes 'chosen' first, as a preference loss does, and is "
-         "named as a policy loss; name it in replay_loss"),
         ("critic", {}, "policy: 'foreign_kernels:critic' takes 'critic_values' by position, which is not an "
          "input of a policy loss; "),
         ("outside", {"scael": 1}, "policy_params.scael: unknown foreign_kernels:outside parameter"),
         ("loss", {}, "policy_params.scale: 'foreign_kernels:loss' has no default for it; set it"),
-        ("ones", {}, "policy: 'foreign_kernels:ones' takes the input 'entropies' by keyword, and its"),
-        ("by_keyword", {}, "policy: 'foreign_kernels:by_keyword' takes the input 'logprobs' by keyword, and"),
         ("lost", {}, "policy: 'foreign_kernels:lost' does not exist: foreign_kernels has no function"),
         ("thing", {}, "policy: 'foreign_kernels:thing' does not exist: foreign_kernels has no function"),
-        ("bare", {}, "policy: 'foreign_kernels:bare' has no signature; name a function written in Python"),
-        ("", {}, "policy: 'foreign_kernels:' is not an import path; write module:function"),
+        ("", {}, "policy: 'foreign_kernels:' does not exist: foreign_kernels has no function ''"),
         ("loss", {"scale": float("nan")}, "policy_params.scale: it is nan; set a finite number"),
         ("mine", {"scale": "x"}, "policy_params.scale: it is 'x'; set a number, as the default 0.5 is"),
         ("mine", {"scale": True}, "policy_params.scale: it is True; set a number, as the default 0.5 is"),

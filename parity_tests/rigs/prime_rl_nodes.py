@@ -56,18 +56,10 @@ class TrainingSample:
 
 
 @dataclass
-class OldSample:
-    """Of an older PRIME-RL."""
-
-    token_ids: list[int]
-    mask: list[bool]
-
-
-@dataclass
 class Rollout(Trace):
     """Of PRIME-RL 0.8, whose samples are made before the algorithm looks at it."""
 
-    samples: list[TrainingSample] | list[OldSample] = field(default_factory=list)
+    samples: list[TrainingSample] = field(default_factory=list)
 
 
 def prompt(*token_ids: int) -> MessageNode:

@@ -253,7 +253,7 @@ def test_the_picture_is_written_beside_the_page(tmp_path: Path) -> None:
 def test_an_error_about_the_picture_names_the_option_that_holds_its_path() -> None:
     pytest.importorskip("matplotlib")
     assert error("explain", "cispo", "--plot", "x.jpg").startswith("--plot: 'x.jpg' has another suffix")
-    assert error("plot", "cispo", "--out", "no/x.png").startswith("--out: the folder 'no' does not exist")
+    assert error("plot", "cispo", "--out", "no/x.png").startswith("--out: 'no/x.png' cannot be written")
 
 
 def example(*words: str) -> list[str]:

@@ -342,7 +342,7 @@ def test_the_suffix_says_the_format(matplotlib: Any, tmp_path: Path) -> None:
     assert output("plot", "k3", "--out", str(png)) == f"wrote {png}\n"
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "end it in .png or .svg" in error("plot", "k3", "--out", str(tmp_path / "a.pdf"))
-    assert "does not exist" in error("plot", "k3", "--out", str(tmp_path / "no" / "a.png"))
+    assert "No such file or directory" in error("plot", "k3", "--out", str(tmp_path / "no" / "a.png"))
     (folder := tmp_path / "folder.png").mkdir()
     said = f"--out: {str(folder)!r} cannot be written (Is a directory); name another path"
     assert error("plot", "k3", "--out", str(folder)) == said

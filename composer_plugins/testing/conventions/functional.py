@@ -56,9 +56,6 @@ def parameters_of(function: Function) -> dict[str, str]:
     ours = {theirs: name for name, aliases in ALIASES.items() for theirs in aliases}
     found = {}
     for name, parameter in signature_of(function).parameters.items():
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            problem = f"the function takes {name!r} by position alone"
-            raise ConfigError("check", problem, "remove the / from its parameters")
         if name in ours:
             found[ours[name]] = name
         elif parameter.default is parameter.empty and parameter.kind not in (

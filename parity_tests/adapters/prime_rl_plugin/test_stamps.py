@@ -192,15 +192,10 @@ def test_a_stamp_takes_what_the_check_of_a_losss_inputs_takes_in_half_precision(
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ([-1.0, -1.0, -1.0], "3 log-probabilities for 2 sampled tokens; keep those of SAMPLED tokens"),
+        ([-1.0, -1.0, -1.0], "3 numbers for 2 tokens; pass one number per token"),
         ([-1.0, -1e39], r"-1e\+39 at position 1; pass finite numbers, within the range of float32"),
         ([-1e-60, -1e-60], r"exactly 0.0 in float32"),
         ([float("-inf"), -1.0], "-inf at position 0"),
-        (None, "list of numbers"),
-        ((x for x in (-1.0, -1.0)), "list of numbers"),
-        (["-1.0", "-1.0"], "list of numbers"),
-        ([True, -1.0], "list of numbers"),
-        ([[-1.0], [-1.0, -1.0]], "list of numbers"),
     ],
 )
 def test_what_is_no_reference_is_rejected_and_stamps_nothing(values: Any, said: str) -> None:
@@ -237,7 +232,6 @@ def test_a_token_carries_a_hint_or_a_pair() -> None:
         (lambda node: setattr(node, "reference_logprobs", None), "a node has no reference"),
         (lambda node: setattr(node, "reference_logprobs", [-1.0]), "1 numbers for 3 tokens"),
         (lambda node: setattr(node, "logprobs", [-1.0, -2.0]), "logprobs: 2 numbers for 3 tokens"),
-        (lambda node: setattr(node, "mask", [True]), "a mask of 1"),
     ],
 )
 def test_a_pair_that_is_rejected_stays_unstamped(change: Callable[[Any], None], said: str) -> None:
@@ -251,12 +245,12 @@ def test_a_pair_that_is_rejected_stays_unstamped(change: Callable[[Any], None], 
 
 def test_a_pair_takes_single_nodes_and_none_in_common() -> None:
     (a,), (b,) = completion(1, 2), completion(2, 2)
-    with pytest.raises(DataError, match="what they have in common"):
+    with pytest.raises(DataError, match="what both completions have in common"):
         stamp_replay_pair([a, b], [b])
     with pytest.raises(DataError, match="a completion has no nodes"):
         stamp_replay_pair(a, [])
     before = copy.deepcopy(a)
-    with pytest.raises(DataError, match="twice in a completion"):
+    with pytest.raises(DataError, match="pair: a node is in it twice; pass each node once"):
         stamp_replay_pair([a, a], b)
     assert a == before
     assert stamp_replay_pair(a, b) > 0
@@ -265,22 +259,13 @@ def test_a_pair_takes_single_nodes_and_none_in_common() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        *[{"beta": value} for value in (0.0, float("nan"), "0.1", None, True)],
-        *[{"weight": value} for value in (-1.0, 0.0, float("inf"), True)],
+        *[{"beta": value} for value in (0.0, float("nan"))],
+        *[{"weight": value} for value in (-1.0, 0.0, float("inf"))],
     ],
 )
 def test_a_pair_without_a_positive_weight_is_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(options))}: .*is not a positive number"):
         stamp_replay_pair(completion(1, 2), completion(2, 2), **options)
-
-
-def test_a_coefficient_beyond_float32_is_rejected() -> None:
-    pair = completion(1, 2), completion(2, 2)
-    for beta, weight in ((1e308, 1e308), (1e20, 1e20)):
-        with pytest.raises(ConfigError, match=r"weight \* beta: .* beyond float32"):
-            stamp_replay_pair(*pair, beta=beta, weight=weight)
-    assert pair == (completion(1, 2), completion(2, 2))
-    assert math.isfinite(dpo_coefficient(-1e300, beta=1e19, weight=1e19))
 
 
 def test_a_plain_node_keeps_weight_1_beside_a_pair_and_its_other_streams() -> None:
@@ -324,7 +309,7 @@ def test_weights_that_upstream_reads_otherwise_are_found() -> None:
         ([-1.0, 0.25], "it holds 0.25 at position 1, and a log-probability is at most 0"),
         ([1.0, -1.0], "its mark is at 1 of 2"),
         ([1.0], "its mark is at 1 of 2"),
-        ([1.0, 1.0], "its mark is there without its weights"),
+        ([1.0, 1.0], "its mark is at 2 of 2 sampled tokens without weights"),
     ],
 )
 def test_a_reference_that_the_loss_reads_otherwise_is_found(reference: list[float], said: str) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from composer_plugins.errors import DataError
 from composer_plugins.findings import ComposerWarning
 from parity_tests.rigs import tiny, tool_calls
 from parity_tests.rigs.tool_calls import Hinting, Plain
@@ -117,13 +116,6 @@ def test_pairs_show_the_tools_of_their_rows_environment_unless_the_row_has_its_o
         for text in (tiny.shown(made, inputs, "replay_chosen", i) for i in range(6))
     )
     assert texts == [(False, True)] * 2 + [(True, False)] * 2 + [(True, True)] * 2
-
-
-@pytest.mark.parametrize("name", [None, "c"])
-def test_an_unknown_environment_is_an_error_of_its_row(name: str | None) -> None:
-    rows = [{**ROWS[0], "environment": "a"}, {**ROWS[1], "environment": name}]
-    with pytest.raises(DataError, match=f"row 1, environment: it is {name!r}; set it to one of .*: 'a', 'b'"):
-        trainer({"a": Silent, "b": Reading}, rows)
 
 
 TURNS = [[5, 6, 7, 8, 9, 1], [4, 3, 10, 11, 1]]
