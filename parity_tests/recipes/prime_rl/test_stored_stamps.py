@@ -118,9 +118,6 @@ def test_a_stored_hint_does_not_leave_a_pairs_weights_on_a_node(tmp_path: Path) 
 
 def test_what_cannot_carry_a_stamp_is_rejected(tmp_path: Path) -> None:
     path = stored(tmp_path, "replay", PAIR)
-    old = Rollout([], [double.OldSample([1], [True])])
-    with pytest.raises(ConfigError, match="no ref_logprobs and no rl_weights, which PRIME-RL 0.8.0 has"):
-        echo_filter(old, store=path)
     node: Any = double.OldMessageNode([1, 2, 3, 4, 5, 6, 7], [True] * 7, [-1.0] * 7, sampled=True)
     with pytest.raises(ConfigError, match="4bcb48e55"):
         stamp_from_store(Trace([Branch([node])]), Store(path))

@@ -129,7 +129,7 @@ def test_a_teacher_that_cannot_answer_stops_the_replay(
 ) -> None:
     """With one sentence, at once if its key or model is wrong. What has arrived stays."""
     server = start(faults={name: repeat(fault)})
-    options = {"max_retries": 0, "timeout": 0.3 if fault == "hang" else 10.0}
+    options = {"max_retries": 0, "timeout": 1.0 if fault == "hang" else 10.0}
     teachers = [a_teacher(server.base_url, name, **options) for name in "ab"]
     with pytest.raises(ConfigError) as stopped:
         replayed(path, [a_state(i) for i in range(50)], teachers, concurrency=4)
