@@ -116,7 +116,7 @@ def test_a_fault_is_a_recorded_failure_and_is_asked_again(
 
 NO_ANSWER = f"teacher 'a': {MOST_IN_A_ROW} requests in a row had no answer: "
 STOPS = [
-    ("a", "hang", f"{NO_ANSWER}the endpoint sent nothing for 0.3 seconds; start the endpoint again, set a"),
+    ("a", "hang", f"{NO_ANSWER}the endpoint sent nothing for 1 seconds; start the endpoint again, set a"),
     ("a", "500", f"{NO_ANSWER}status 500: "),
     ("b", "401", "teacher 'b': {} answers for the model 'b' with status 401: "),
     ("b", "404", "teacher 'b': {} answers for the model 'b' with status 404: "),
