@@ -21,6 +21,14 @@ def kernel(kind: Kind, name: str, **params: Any) -> Callable[..., Any]:
     return partial(choice.loss.kernel(), **choice.params)
 
 
+def mean(name: str, **counts: float | None) -> Callable[..., Tensor]:
+    """The kernel of an aggregation mode or a dialect, with the counts that it takes, unless they are None."""
+    taken = find_one(name, "aggregation").loss.parameters
+    return kernel(
+        "aggregation", name, **{key: x for key, x in counts.items() if key in taken and x is not None}
+    )
+
+
 def in_our_words(framework: Framework, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The options of a framework that act beside a loss of ours, and ours for those of its own loss."""
     named = ByTable(framework).named("policy", nested(options))
@@ -40,15 +48,14 @@ def trl_gmpo(token_loss: Tensor, mask: Tensor, advantages: Tensor) -> Tensor:
 
 def verl(token_loss: Tensor, mask: Tensor, mode: str, info: dict[str, Any]) -> Tensor:
     """Our row of an aggregation mode with the numbers that verl's agg_loss is given."""
-    loss = of_kind(losses(), "aggregation")[mode]
-    given = {
-        "num_tokens": info.get("batch_num_tokens"),
-        "num_sequences": info.get("global_batch_size"),
-        "max_length": info.get("loss_scale_factor"),
-    }
-    params = {name: given[name] for name in loss.parameters if given[name] is not None}
     sizes = {"rows": mask.shape[0], "width": mask.shape[1]}
-    defaults = {name: sizes[size] for name, size in loss.dialect("verl").denominators.items()}
-    reduce = kernel("aggregation", f"{mode}@verl", **(defaults | params))
-    reduced: Tensor = info.get("dp_size", 1) * reduce(token_loss, mask)
+    dialect = of_kind(losses(), "aggregation")[mode].dialect("verl")
+    given = {name: sizes[size] for name, size in dialect.denominators.items()}
+    keys = {
+        "num_tokens": "batch_num_tokens",
+        "num_sequences": "global_batch_size",
+        "max_length": "loss_scale_factor",
+    }
+    given |= {name: info[key] for name, key in keys.items() if info.get(key) is not None}
+    reduced: Tensor = info.get("dp_size", 1) * mean(f"{mode}@verl", **given)(token_loss, mask)
     return reduced

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,7 @@ from composer_plugins.adapters.trl_mixin.mixin import ComposerGRPOTrainer
 from composer_plugins.adapters.trl_mixin.schedule import Weights
 from composer_plugins.adapters.trl_mixin.surface import ComposerGRPOConfig
 from composer_plugins.conformance.trl_claims import upstream
-from composer_plugins.conformance.trl_claims.grpo_options import Options
+from composer_plugins.conformance.trl_claims.grpo_options import DEFAULTS, Options
 from docs.generator.drawn import Batch
 
 
@@ -27,7 +26,7 @@ def value_and_gradient(table: Mapping[str, Any], batch: Batch) -> tuple[Tensor, 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         options = cls(**size, **{"num_generations": 2} | dict(table))
-    given = {one.name: getattr(options, one.name) for one in fields(Options) if hasattr(options, one.name)}
+    given = {name: getattr(options, name) for name in DEFAULTS if hasattr(options, name)}
     given |= {
         "loss_type": options.loss_type or "grpo",
         "epsilon_low": options.epsilon,

@@ -1,4 +1,4 @@
-"""Divergences against ten upstream repositories as recorded: value and gradient, through catalogue rows."""
+"""Divergences against eight upstream repositories as recorded: value and gradient, through catalogue rows."""
 
 import math
 from collections.abc import Callable
@@ -73,20 +73,6 @@ def assert_finite_where_upstream_is_not(loss_of: Callable[[Case], tuple[Tensor, 
     assert_parity(gradient[allowed].view(shape), want_gradient, **scale, what="gradient")
 
 
-@claim("trl_gkd_jsd")
-def test_jsd_equals_trl_gkd(case: Case) -> None:
-    """`jsd@trl`."""
-    student, teacher = logits(case)
-    mask = labels_mask(case)
-    settings = dict(case["kwargs"])
-    num_items = settings.pop("num_items_in_batch", None)
-    num_tokens = None if num_items is None else float(num_items)
-    settings = {name: float(x) for name, x in settings.items()}
-    token_loss = kernel("jsd@trl")(student, teacher, mask, **{"temperature": 1.0} | settings).loss
-    loss = aggregate(token_loss, mask, "token-mean", num_tokens=num_tokens)
-    assert_recorded(loss, student, case)
-
-
 def opsd_loss(case: Case) -> tuple[Tensor, Tensor]:
     """`jsd@opsd`, and at beta = 0 `forward_kl@opsd`; OPSD's three reductions are denominators of a mean."""
     student, teacher = logits(case)
@@ -155,28 +141,6 @@ def test_sdpo_equals_its_authors(case: Case) -> None:
         assert_finite_where_upstream_is_not(sdpo_loss, case)
     else:
         assert_recorded(*sdpo_loss(case), case, gradient_key="grad_student_logits")
-
-
-@claim("trl_sdpo_sdft")
-def test_sdpo_per_token_equals_trl_sdpo_and_sdft(case: Case) -> None:
-    """`sdpo@trl` in three modes, `sampled_token@trl` in the fourth."""
-    student, teacher = logits(case)
-    everywhere = torch.ones(student.shape[:-1], dtype=torch.bool)
-    modes = {
-        "full": {"top_k": None},
-        "topk_tail": {"top_k": case["topk"], "rest": "tail"},
-        "topk_renorm": {"top_k": case["topk"]},
-    }
-    if case["mode"] == "sampled":
-        s, t = (token_logprobs(x, case["completion_ids"]) for x in (student, teacher))
-        loss = kernel("sampled_token@trl")(s, t, everywhere).loss
-    else:
-        settings = {"alpha": float(case["alpha"]), **modes[case["mode"]]}
-        loss = kernel("sdpo@trl")(student, teacher, everywhere, **settings).loss
-    (gradient,) = torch.autograd.grad(loss.sum(), student)
-    scale = {"terms": student.shape[-1], "magnitude": largest_term(student, teacher)}
-    assert_parity(loss, golden.tensor(case["per_token_loss"]), **scale)
-    assert_parity(gradient, golden.tensor(case["grad_of_sum"]), **scale, what="gradient")
 
 
 # What each function of DistiLLM and each class of TAID's repository is here, and what their weight is.
@@ -253,21 +217,6 @@ def test_reverse_kl_topk_equals_tinker(case: Case) -> None:
     scale = {"terms": student.numel(), "magnitude": largest_term(student, teacher)}
     assert_parity(loss, golden.tensor(case["loss"]), **scale)
     assert_parity(gradient, golden.tensor(case["grad"]), **scale, what="gradient")
-
-
-@claim("verl_kl_penalty", where=lambda case: case["kl_penalty"] in {"k2", "k3", "low_var_kl"})
-def test_sampled_token_equals_verl(case: Case) -> None:
-    """`sampled_token@verl`, whose distillation losses are its estimators of a KL."""
-    student = golden.tensor(case["log_prob"]).requires_grad_()
-    teacher, mask = golden.tensor(case["ref_log_prob"]), torch.ones(student.shape, dtype=torch.bool)
-    estimator = "k2" if case["kl_penalty"] == "k2" else "k3"
-    loss = kernel("sampled_token@verl")(student, teacher, mask, estimator=estimator).loss
-    (gradient,) = torch.autograd.grad(loss.sum(), student)
-    # exp(-d) - 1 + d is a difference of terms: the largest is the ratio or the logarithm itself.
-    d = (teacher - student.detach()).clamp(-20, 20)
-    scale = {"terms": 2, "magnitude": float(torch.maximum(d.exp(), d.square()).max().clamp(min=1))}
-    assert_parity(loss, golden.tensor(case["kl"]), **scale)
-    assert_parity(gradient, golden.tensor(case["grad_of_sum"]), **scale, what="gradient")
 
 
 @claim("liger_jsd")

@@ -154,21 +154,21 @@ def run(where: Path, *paths: Path) -> tuple[int, str]:
 
 @pytest.mark.slow
 def test_the_claims_pass_on_a_copied_directory_and_say_what_it_leaves_out(tmp_path: Path) -> None:
-    where = copied(tmp_path, "verl_policy_gspo", "simpo")
+    where = copied(tmp_path, "vespo", "simpo")
     status, output = run(where, TESTS)
     assert status == 0, output[-3000:]
-    cases = sum(len(golden.load(name)) for name in ("verl_policy_gspo", "simpo"))
+    cases = sum(len(golden.load(name)) for name in ("vespo", "simpo"))
     assert f"{cases + 1} passed" in output or int(output.split(" passed")[0].split()[-1]) > cases
-    absent = golden.names(golden.GOLDEN) - {"verl_policy_gspo", "simpo"}
+    absent = golden.names(golden.GOLDEN) - {"vespo", "simpo"}
     line = f"golden: {len(absent)} files not in {where}, so not checked: {', '.join(sorted(absent))}"
     assert line in output
 
 
 def test_a_failure_names_the_file_the_case_and_the_error(tmp_path: Path) -> None:
     """A number that is wrong, one that is not there, and a file that no claim reads."""
-    where = copied(tmp_path, "verl_policy_gspo", "simpo", "taid_loss")
+    where = copied(tmp_path, "vespo", "simpo", "taid_loss")
     shutil.copy(where / "simpo.json", where / "new_upstream.json")
-    path, wrong = where / "verl_policy_gspo.json", json.loads((where / "verl_policy_gspo.json").read_text())
+    path, wrong = where / "vespo.json", json.loads((where / "vespo.json").read_text())
     wrong["cases"][3]["loss"] += 0.125
     path.write_text(json.dumps(wrong))
     path, short = where / "taid_loss.json", json.loads((where / "taid_loss.json").read_text())
@@ -177,11 +177,11 @@ def test_a_failure_names_the_file_the_case_and_the_error(tmp_path: Path) -> None
     status, output = run(where, *MODULES.values(), Path(__file__))
     assert status == 1 and f"read by no claim: {where}/new_upstream.json" in output
     failures = [line for line in output.splitlines() if line.startswith("FAILED") and "[" in line]
-    of_gspo, *of_taid = sorted(failures, key=lambda line: "taid_loss" in line)
+    of_vespo, *of_taid = sorted(failures, key=lambda line: "taid_loss" in line)
     assert of_taid and all("taid_loss" in line for line in of_taid)
     case = golden.case_id(wrong["cases"][3])
-    assert f"verl_policy_gspo-{case}" in of_gspo
-    assert f"{where}/verl_policy_gspo.json, case {case}: loss: 1 of 1 differ" in output
+    assert f"vespo-{case}" in of_vespo
+    assert f"{where}/vespo.json, case {case}: loss: 1 of 1 differ" in output
     assert "max error 0.125" in output
     case = golden.case_id(short["cases"][1])
     assert f"{where}/taid_loss.json, case {case}: not recorded; max error inf: no key 'loss'" in output

@@ -1,4 +1,4 @@
-"""Aggregation: verl's modes as recorded, plain loops, and the cut of a batch into micro-batches."""
+"""Aggregation: plain loops, TRL's arithmetic, and the cut of a batch into micro-batches."""
 
 import inspect
 import math
@@ -15,11 +15,9 @@ from composer_plugins.kernels import aggregation
 from composer_plugins.kernels.aggregation import Mode, aggregate
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import of_kind
-from composer_plugins.testing.assertions import assert_loss_parity, assert_parity
+from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.inputs import with_junk
 from composer_plugins.testing.strategies import token_batches
-from parity_tests.rigs import dialects, golden
-from parity_tests.rigs.golden import Case, claim, is_nan, is_number
 
 MODES = Mode.__args__
 KERNELS = (
@@ -32,30 +30,6 @@ LENGTH = 11  # of "seq-mean-token-sum-norm", longer than any drawn row
 def facts(mask: Tensor) -> dict[str, Any]:
     """What only one mode needs: a constant length, and which rows share a prompt (every other one)."""
     return {"max_length": LENGTH, "group_ids": torch.arange(mask[..., :1].numel()) % 2 * 5 - 1}
-
-
-def verl_inputs(case: Case) -> tuple[Tensor, Tensor]:
-    return golden.tensor(case["loss_mat"]).requires_grad_(), golden.tensor(case["loss_mask"]).bool()
-
-
-@claim("verl_agg_loss", is_number)
-def test_aggregate_equals_verl(case: Case) -> None:
-    x, mask = verl_inputs(case)
-    # An empty batch is recorded without a gradient: there was nothing to differentiate.
-    gradient = golden.tensor(case["grad"]) if "grad" in case else torch.zeros_like(x)
-    token_loss = x * 1
-    loss = dialects.verl(token_loss, mask, case["mode"], **case["kwargs"])
-    theirs = golden.tensor(case["loss"])
-    assert_loss_parity(loss, token_loss, x, theirs=theirs, their_gradient=gradient)
-
-
-@claim("verl_agg_loss", is_nan)
-def test_empty_batch_is_zero_with_a_graph_where_verl_is_nan(case: Case) -> None:
-    x, mask = verl_inputs(case)
-    loss = dialects.verl(x, mask, case["mode"], **case["kwargs"])
-    assert not mask.any() and loss == 0
-    loss.backward()
-    assert not x.grad.any()
 
 
 def by_row(name: str, token_loss: Tensor, mask: Tensor, *inputs: Tensor, **counts: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""The reductions of verl, NeMo-RL, Stable-RL and TRL, by our `aggregate`.
+"""The reductions of verl, NeMo-RL and Stable-RL, by our `aggregate`.
 
 An upstream's own rounding or padding of a denominator is reproduced here, so that a comparison can be as
 strict as float64. Each one is a row of `divergences.md`.
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from composer_plugins.conformance import reductions
-from composer_plugins.frameworks.trl import TRL
 from composer_plugins.kernels.aggregation import Mode, aggregate
 
 VERL_LENGTH_EPS = 1e-8
@@ -42,14 +41,3 @@ def stable_rl(token_loss: Tensor, mask: Tensor, mode: Mode) -> Tensor:
     if mode == "seq-mean-token-sum-norm":
         return aggregate(token_loss, mask, mode, num_sequences=1, max_length=mask.shape[-1])
     return verl(token_loss, mask, mode)
-
-
-def trl(token_loss: Tensor, mask: Tensor, case: dict[str, Any]) -> Tensor:
-    """Reduce as the loss_type of TRL 1.16; a row that is masked out counts as a sequence."""
-    mode: Any = TRL.denominators[case["kwargs"]["loss_type"]]
-    if mode == "bnpo":  # a token mean of the micro-batch
-        return aggregate(token_loss, mask, "token-mean")
-    tokens, length = case.get("num_items_in_batch"), case["kwargs"].get("max_completion_length")
-    return aggregate(
-        token_loss, mask, mode, num_tokens=tokens, num_sequences=mask.shape[0], max_length=length
-    )

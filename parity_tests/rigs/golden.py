@@ -1,6 +1,6 @@
 """Read the numbers recorded from upstream code: `golden/NAME.json`, with their origin and their cases.
 
-`@claim("verl_policy_gspo")` makes a test run over the cases of one file. `pytest -m golden --golden-dir DIR`
+`@claim("simpo")` makes a test run over the cases of one file. `pytest -m golden --golden-dir DIR`
 runs the same tests on another directory of this layout: a new upstream release, or more cases.
 """
 
@@ -31,8 +31,6 @@ class Claim(NamedTuple):
 CLAIMS: dict[str, list[Claim]] = {}
 
 # Recorded numbers that no test compares: file, pattern of the paths of keys in a case, reason.
-_OVERRIDDEN = "a parameter: clip_ratio_low and clip_ratio_high are given, which override it"
-_NOT_NEEDED = "an input that the function takes and does not use"
 _LOGGED = (
     "logged upstream and by no kernel: adapters/prime_rl_plugin/test_golden.py compares what its adapter logs"
 )
@@ -40,11 +38,6 @@ NOT_COMPARED: dict[str, dict[str, str]] = {
     "taid_loss": {
         "grad_teacher_if_not_detached": "a gradient upstream would have if it did not detach its teacher: "
         "ours is detached too (losses/test_laws.py: gradient_reaches_the_trained_inputs_only)"
-    },
-    "verl_policy_gpg": {"old_log_prob": _NOT_NEEDED},
-    **{
-        f"verl_policy_{name}": {"kwargs.clip_ratio": _OVERRIDDEN}
-        for name in ("vanilla", "dppo_tv", "dppo_kl")
     },
     **{
         f"prime_rl{name}": dict.fromkeys(("metrics.*_kl", *others), _LOGGED)

@@ -25,7 +25,7 @@ from composer_plugins.testing.draws import Draw
 from parity_tests.rigs.verl_actor import algorithm, composer_actor
 from parity_tests.rigs.verl_drawn import largest_term
 
-GEO_MEAN = {"clip_ratio_low": [0.01, 0.4], "clip_ratio_high": [0.01, 0.4]}
+GEO_MEAN = claims.DRAWN | {"clip_ratio_low": [0.01, 0.4], "clip_ratio_high": [0.01, 0.4]}
 
 # Dialects of verl that its registries do not get from us, so that there is nothing to call.
 BATCH = "a statistic of the whole batch, and verl passes micro-batches; the kernel: live/verl/test_conform.py"
@@ -72,7 +72,7 @@ def policy(theirs: str, row: str, options: claims.Options, draw: Draw) -> Iterat
 
 def policies() -> list[Claim]:
     """Every policy loss that both registries have."""
-    rows = [(name, claims.ours(name).row, theirs.options) for name, theirs in claims.LOSSES.items()]
+    rows = [(name, claims.ours(name).row, claims.values_of(name)) for name in claims.LOSSES]
     shared = {row for _, row, _ in rows}
     rows += [("vanilla", row, {}) for row in (f"{one}@verl" for one in claims.VANILLA) if row not in shared]
     rows.append(("geo_mean", claims.ours("geo_mean").row, GEO_MEAN))

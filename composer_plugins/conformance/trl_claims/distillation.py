@@ -1,7 +1,6 @@
 """The losses of GMPO, RLOO, SDPO and IW-OPD: policies, and self-distillation on drawn logits."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -47,8 +46,8 @@ SDPO_MODES = {  # the distillation_mode of each
 def gmpo(draw: Draw) -> Iterator[Compared]:
     """Its entropy mask takes tokens out of the geometric mean; its KL is not corrected."""
     batch, o = draw_batch(draw), draw_options(draw)
-    o = replace(o, use_bias_correction_kl=False, use_vllm=False, entropy_coef=0.0, epsilon_high=0.4)
-    o = replace(o, off_policy_mask_threshold=None)
+    o = o.replace(use_bias_correction_kl=False, use_vllm=False, entropy_coef=0.0, epsilon_high=0.4)
+    o = o.replace(off_policy_mask_threshold=None)
     logprobs, old, advantages, mask = policy_inputs(batch)
     theirs = trl_loss(batch, o, cls=upstream.load("GMPOTrainer"))
     subset = acts_on(batch, o)
@@ -86,7 +85,7 @@ def sdpo_policy(loss_type: str, level: str, draw: Draw) -> Iterator[Compared]:
     theirs = upstream_distillation.sdpo_policy_loss(trainer, logits, old, advantages, mask)
     read = torch.log_softmax(logits, -1)[..., 0]
     token = kernel("policy", ROWS[loss_type, level])(read, old, advantages, mask)
-    own = replace(options, loss_type="bnpo") if loss_type == "dapo" else options
+    own = options.replace(loss_type="bnpo") if loss_type == "dapo" else options
     ours = reduced(token.loss, mask, own)
     largest = float(token.loss.detach().abs().max()) * 8  # logs of as much as 4
     yield from with_gradients(ours, theirs, logprobs, terms=mask.numel(), magnitude=largest)

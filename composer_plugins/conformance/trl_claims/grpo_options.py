@@ -1,50 +1,68 @@
 """The options of GRPOConfig that concern its loss, and random mixtures of them."""
 
-from dataclasses import dataclass, field, fields
+from types import SimpleNamespace
 from typing import Any
 
+from composer_plugins.frameworks.trl import LOSS_OPTIONS
 from composer_plugins.testing.draws import Draw
 
+# The values that a mixture of options draws from: those that set a parameter of ours, and the others.
+PARAMETERS: dict[str, tuple[Any, ...]] = {
+    "epsilon_low": (0.01, 0.1, 0.7),  # the trainer splits the config's epsilon in two
+    "epsilon_high": (0.02, 0.2, 1.3, 5.0),
+    "delta": (None, 1.5, 4.0),
+    "sapo_temperature_pos": (1.0, 0.7),
+    "sapo_temperature_neg": (1.05, 0.3),
+    "vespo_k_pos": (2.0, 0.7),
+    "vespo_lambda_pos": (3.0, 1.1),
+    "vespo_k_neg": (3.0, 1.5),
+    "vespo_lambda_neg": (2.0, 0.3),
+}
+DRAWN: dict[str, tuple[Any, ...]] = {
+    "beta": (0.0, 0.1, 0.9),
+    "use_bias_correction_kl": (False, True),
+    "off_policy_mask_threshold": (None, 0.0, 0.3),
+    "top_entropy_quantile": (1.0, 0.75, 0.2),
+    "entropy_coef": (0.0, 0.3),
+    "use_vllm": (False, True),
+    "training": (False, True),
+    "processes": (1, 2),
+    "current_gradient_accumulation_steps": (1, 3),
+    "steps_per_generation": (1, 2),
+}
+DEFAULTS = {
+    **{key: LOSS_OPTIONS[key].default for key in (*PARAMETERS, *DRAWN) if key in LOSS_OPTIONS},
+    **dict.fromkeys(("epsilon_low", "epsilon_high"), LOSS_OPTIONS["epsilon"].default),
+    **{"loss_type": "grpo", "importance_sampling_level": "token", "max_completion_length": 7},
+    **{"training": True, "processes": 1, "current_gradient_accumulation_steps": 1, "steps_per_generation": 1},
+}
 
-def drawn(default: Any, *others: Any) -> Any:
-    """An option with its default, and the values that a mixture of options draws from."""
-    return field(default=default, metadata={"drawn": others})
 
+class Options(SimpleNamespace):
+    """What a GRPOConfig says of the loss, by its names and with its defaults, and how the batch is cut."""
 
-@dataclass(frozen=True)
-class Options:
-    """What a GRPOConfig says of the loss, by its names, and how the batch is cut."""
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**DEFAULTS | given)
 
-    loss_type: str = "grpo"
-    importance_sampling_level: str = "token"
-    max_completion_length: int = 7
-    epsilon_low: float = drawn(0.2, 0.01, 0.1, 0.7)
-    epsilon_high: float = drawn(0.2, 0.02, 0.2, 1.3, 5.0)
-    delta: float | None = drawn(None, None, 1.5, 4.0)
-    sapo_temperature_pos: float = drawn(1.0, 1.0, 0.7)
-    sapo_temperature_neg: float = drawn(1.05, 1.05, 0.3)
-    vespo_k_pos: float = drawn(2.0, 2.0, 0.7)
-    vespo_lambda_pos: float = drawn(3.0, 3.0, 1.1)
-    vespo_k_neg: float = drawn(3.0, 3.0, 1.5)
-    vespo_lambda_neg: float = drawn(2.0, 2.0, 0.3)
-    beta: float = drawn(0.0, 0.0, 0.1, 0.9)
-    use_bias_correction_kl: bool = drawn(False, False, True)
-    off_policy_mask_threshold: float | None = drawn(None, None, 0.0, 0.3)
-    top_entropy_quantile: float = drawn(1.0, 1.0, 0.75, 0.2)
-    entropy_coef: float = drawn(0.0, 0.0, 0.3)
-    use_vllm: bool = drawn(False, False, True)
-    training: bool = drawn(True, False, True)
-    processes: int = drawn(1, 1, 2)
-    current_gradient_accumulation_steps: int = drawn(1, 1, 3)
-    steps_per_generation: int = drawn(1, 1, 2)
+    def replace(self, **given: Any) -> "Options":
+        """These options with others in their place."""
+        return Options(**vars(self) | given)
 
     @property
     def steps(self) -> float:
         """By how much TRL divides: in evaluation there is no accumulation."""
         return float(self.current_gradient_accumulation_steps) if self.training else 1.0
 
+    def of_its_loss(self) -> dict[str, Any]:
+        """What sets parameters of ours, by the table's names; nothing where TRL is at its defaults."""
+        given = {key: getattr(self, key) for key in PARAMETERS}
+        is_default = all(value == DEFAULTS[key] for key, value in given.items())
+        return {} if is_default else given | {"epsilon": self.epsilon_low}
+
 
 def draw_options(draw: Draw) -> Options:
-    """Any mixture of TRL's options."""
-    options = [one for one in fields(Options) if "drawn" in one.metadata]
-    return Options(**{one.name: draw.choose([*one.metadata["drawn"]], one.name) for one in options})
+    """Any mixture of TRL's options; an eighth has the defaults of its loss: the dialect here."""
+    drawn = {key: draw.choose([*values], key) for key, values in (PARAMETERS | DRAWN).items()}
+    if draw.integer(0, 7, "defaults of the loss") == 0:
+        drawn = {key: value for key, value in drawn.items() if key not in PARAMETERS}
+    return Options(**drawn)

@@ -6,21 +6,18 @@ TRL's denominator.
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
-from composer_plugins.conformance.claims import GRADIENT, Compared
-from composer_plugins.conformance.reductions import kernel
+from composer_plugins.conformance.claims import GRADIENT, Compared, with_gradients
+from composer_plugins.conformance.reductions import kernel, mean
 from composer_plugins.conformance.trl_claims import upstream
 from composer_plugins.conformance.trl_claims.grpo_options import Options, draw_options
 from composer_plugins.conformance.trl_claims.names import claim
 from composer_plugins.frameworks.trl import TRL
-from composer_plugins.kernels import kl
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.corrections import corrected
 from composer_plugins.kernels.entropy import entropy_bonus, high_entropy_mask
@@ -34,14 +31,6 @@ LOWEST = math.log(1e-8)  # to which TRL's VESPO clamps a sequence's log ratio, o
 
 # By loss_type and level, the row that users run.
 ROWS = {(one.options["loss_type"], one.options["importance_sampling_level"]): one.row for one in TRL.losses}
-# By aggregation mode, what its denominator is made of; "bnpo" is a token mean of the micro-batch.
-COUNTS = {
-    "seq-mean-token-mean": {"sequences"},
-    "seq-mean-token-sum": {"sequences"},
-    "seq-mean-token-sum-norm": {"sequences", "length"},
-    "token-mean": {"tokens"},
-    "bnpo": set[str](),
-}
 
 
 def draw_batch(draw: Draw) -> Batch:
@@ -97,8 +86,7 @@ def token_loss(batch: Batch, o: Options) -> Tensor:
     logprobs, old, advantages, mask = inputs(batch)
     level = o.importance_sampling_level
     name = TRL.row_of(loss_type=o.loss_type, importance_sampling_level=level) or ""
-    given = asdict(o) | {"epsilon": o.epsilon_low}  # the trainer splits the config's epsilon in two
-    keywords = TRL.parameters(find_one(name, "policy").loss, given)
+    keywords = TRL.parameters(find_one(name, "policy").loss, o.of_its_loss())
     optional = {"log_weights": batch["weights"].log()} if o.loss_type == "vespo" and o.use_vllm else {}
     token = kernel("policy", name, **keywords)(logprobs, old, advantages, mask, **optional)
     if o.off_policy_mask_threshold is not None:
@@ -109,25 +97,20 @@ def token_loss(batch: Batch, o: Options) -> Tensor:
     if o.use_vllm and o.loss_type != "vespo":
         loss = corrected(TokenLoss(loss, {}), batch["weights"], mask).loss
     if o.use_bias_correction_kl:
-        penalty = kl.k3_corrected(logprobs, old, batch["ref_logprobs"], mask, level=level)  # type: ignore[arg-type]
+        penalty = kernel("kl", "k3_corrected@trl", level=level)(logprobs, old, batch["ref_logprobs"], mask)
         return loss + o.beta * penalty
-    return loss + o.beta * kl.k3(logprobs, batch["ref_logprobs"], mask)
+    return loss + o.beta * kernel("kl", "k3@trl")(logprobs, batch["ref_logprobs"], mask)
 
 
 def reduced(x: Tensor, mask: Tensor, o: Options) -> Tensor:
     """TRL's denominators: an empty row is a sequence, and the count of tokens spans the whole window."""
     mode = TRL.denominators[o.loss_type]
-    counts = COUNTS[mode]
-    keywords: dict[str, Any] = {}
-    if "sequences" in counts:
-        keywords["num_sequences"] = float(len(mask))
-    if "length" in counts:
-        keywords["max_length"] = float(o.max_completion_length)
-    if "tokens" in counts:  # of the generation batch: all ranks and all its steps
-        keywords["num_tokens"] = mask.sum().clamp(min=1)
-    mean = f"{'token-mean' if mode == 'bnpo' else mode}@trl"
-    loss: Tensor = kernel("aggregation", mean)(x, mask, **keywords)
-    if "tokens" not in counts:
+    if mode == "bnpo":  # a token mean of the micro-batch
+        return mean("token-mean@trl")(x, mask) / o.steps
+    tokens = float(mask.sum().clamp(min=1))  # of the generation batch: all ranks and all its steps
+    counts = {"num_sequences": len(mask), "max_length": o.max_completion_length, "num_tokens": tokens}
+    loss = mean(f"{mode}@trl", **counts)(x, mask)
+    if mode != "token-mean":
         return loss / o.steps
     return loss * o.processes * (o.steps_per_generation / o.steps if o.training else 1.0)
 
@@ -157,7 +140,7 @@ def roundings_of_vespo(batch: Batch, o: Options) -> Tensor:
 def compare(loss_type: str, level: str, draw: Draw) -> Iterator[Compared]:
     """A `loss_type` with any mixture of options: clips, KL, masks, entropy bonus, weights, accumulation."""
     batch = draw_batch(draw)
-    o = replace(draw_options(draw), loss_type=loss_type, importance_sampling_level=level)
+    o = draw_options(draw).replace(loss_type=loss_type, importance_sampling_level=level)
     if loss_type == "vespo":
         stays_inside_trls_clamps(batch)
     theirs = trl_loss(batch, o)
@@ -178,6 +161,18 @@ def compare(loss_type: str, level: str, draw: Draw) -> Iterator[Compared]:
     yield Compared(mine, want, per_token.numel(), magnitude, what=GRADIENT)
 
 
+def opsm(draw: Draw) -> Iterator[Compared]:
+    """TRL's off_policy_mask_threshold beside its clipped loss is a loss of its own here."""
+    batch, threshold = draw_batch(draw), draw.choose([0.0, 0.3], "off_policy_mask_threshold")
+    o = Options(loss_type="dapo", off_policy_mask_threshold=threshold)
+    row = kernel("policy", "opsm@trl", threshold=threshold)
+    needs = ("logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask")
+    token = row(*(batch[name] for name in needs))
+    theirs, ours = trl_loss(batch, o), reduced(token.loss, batch["mask"], o)
+    largest = float(token.loss.detach().abs().max())
+    yield from with_gradients(ours, theirs, batch["logprobs"], terms=token.loss.numel(), magnitude=largest)
+
+
 def stays_inside_trls_clamps(batch: Batch) -> None:
     """One weight per token, as TRL asks of VESPO, and no ratio below 1e-8."""
     logprobs, old, _, mask = inputs(batch)
@@ -188,14 +183,17 @@ def stays_inside_trls_clamps(batch: Batch) -> None:
 
 
 CLAIMS = [
-    claim(
-        "policy",
-        row,
-        "GRPOTrainer",
-        loss_type + ", sequence" * (level == "sequence"),
-        partial(compare, loss_type, level),
-        loss_type=loss_type,
-        importance_sampling_level=level,
-    )
-    for (loss_type, level), row in ROWS.items()
+    *(
+        claim(
+            "policy",
+            row,
+            "GRPOTrainer",
+            loss_type + ", sequence" * (level == "sequence"),
+            partial(compare, loss_type, level),
+            loss_type=loss_type,
+            importance_sampling_level=level,
+        )
+        for (loss_type, level), row in ROWS.items()
+    ),
+    claim("policy", "opsm@trl", "GRPOTrainer", "off_policy_mask_threshold", opsm, loss_type="dapo"),
 ]

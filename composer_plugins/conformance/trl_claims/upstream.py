@@ -11,7 +11,6 @@ what it rounds to float32 by name stays rounded.
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -73,7 +72,7 @@ def metrics() -> dict[str, defaultdict[str, list[float]]]:
 
 def grpo_trainer(options: Options) -> SimpleNamespace:
     """What GRPOTrainer._compute_loss reads of itself and of its args."""
-    given = asdict(options)
+    given = vars(options)
     trainer = SimpleNamespace(
         **given,
         args=SimpleNamespace(**given),

@@ -6,7 +6,7 @@ of the draws leave verl at its defaults and us at the row's.
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import torch
@@ -27,40 +27,27 @@ from composer_plugins.testing.draws import Draw, assume, flag
 from composer_plugins.testing.inputs import with_junk
 
 POLICY = "policy losses"  # the registry
+CLIPPED = ("frac_low", "frac_high")  # our metrics that verl adds up as its clip fraction
 Options = dict[str, list[float]]  # of verl's, by key below the actor's table, and values to draw
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor], Any]
-CLIPS: Options = {"clip_ratio_low": [3e-4, 0.1, 0.2, 0.9], "clip_ratio_high": [4e-4, 0.28, 3.0]}
-CAPS: Options = {"clip_ratio_c": [1.5, 3.0, 10.0, 1e4]}
-MOVES: Options = {"clip_ratio_low": [0.01, 0.2, 0.9], "clip_ratio_high": [0.01, 0.15, 1.0]}
-TAUS: Options = {"tau_pos": [0.5, 1.0, 2.0], "tau_neg": [0.5, 1.05, 4.0]}
-CLIPPED, MASKED = ("clip_frac_low", "clip_frac_high"), ("mask_frac_low", "mask_frac_high")
-
-
-class Theirs(NamedTuple):
-    """One of verl's losses. What it is in our terms is said by the table that users run."""
-
-    options: Options = {}
-    clipped: tuple[str, ...] = ()  # our metrics that verl adds up as its clip fraction
-
-
-LOSSES = {
-    "vanilla": Theirs(CLIPS | CAPS, CLIPPED),
-    "gspo": Theirs(CLIPS, CLIPPED),
-    "sapo": Theirs(TAUS),
-    "gpg": Theirs(),
-    "cispo": Theirs(CLIPS, CLIPPED),
-    "dppo_tv": Theirs(MOVES | CAPS, MASKED),
-    "dppo_kl": Theirs(MOVES | CAPS, MASKED),
-    "dro": Theirs({"policy_loss.dro_beta": [1e-3, 0.05, 1.0]}),
-}
-GEO_MEAN: Options = {"clip_ratio_low": [0.01, 0.4, 3.0], "clip_ratio_high": [0.01, 0.4, 3.0]}
-CLIP_COV: Options = {
+# The values to draw for each option that verl's policy losses read, which is at most the table's.
+DRAWN: Options = {
+    "clip_ratio_low": [3e-4, 0.1, 0.2, 0.9],
+    "clip_ratio_high": [4e-4, 0.28, 3.0],
+    "clip_ratio_c": [1.5, 3.0, 10.0, 1e4],
+    "tau_pos": [0.5, 1.0, 2.0],
+    "tau_neg": [0.5, 1.05, 4.0],
+    "policy_loss.dro_beta": [1e-3, 0.05, 1.0],
     "policy_loss.clip_cov_ratio": [2e-4, 0.1, 0.5],
     "policy_loss.clip_cov_lb": [0.0, 0.1, 1.0],
     "policy_loss.clip_cov_ub": [0.5, 5.0, 1e3],
-    **CLIPS,
+    "policy_loss.kl_cov_ratio": [2e-4, 0.1, 0.5],
+    "policy_loss.ppo_kl_coef": [0.0, 0.1, 1.0],
 }
-KL_COV: Options = {"policy_loss.kl_cov_ratio": [2e-4, 0.1, 0.5], "policy_loss.ppo_kl_coef": [0.0, 0.1, 1.0]}
+# Of the losses whose bounds are no distances of a ratio from 1.
+MOVES: Options = {"clip_ratio_low": [0.01, 0.2, 0.9], "clip_ratio_high": [0.01, 0.15, 1.0]}
+LOGS: Options = {"clip_ratio_low": [0.01, 0.4, 3.0], "clip_ratio_high": [0.01, 0.4, 3.0]}
+BOUNDS = {"dppo_tv": MOVES, "dppo_kl": MOVES, "geo_mean": LOGS}
 # Rows that are verl's vanilla at other numbers.
 VANILLA = {
     loss.name: dialect.params
@@ -68,6 +55,12 @@ VANILLA = {
     for dialect in loss.dialects
     if dialect.upstream == "verl" and dialect.source.endswith("compute_policy_loss_vanilla")
 }
+ALONE = ("geo_mean", "clip_cov", "kl_cov")  # each is compared by a function of its own
+LOSSES = [
+    str(one.options[CHOOSES["policy"]])
+    for one in VERL.losses
+    if one.kind == "policy" and one.options[CHOOSES["policy"]] not in ALONE
+]
 NOT_COMPARED = {"bypass_mode": "it is vanilla or REINFORCE with a rollout correction, and these are compared"}
 
 
@@ -77,11 +70,16 @@ def ours(name: str) -> NamedLoss:
     return found
 
 
-def draw_options(draw: Draw, name: str, options: Options, *, always: bool = False) -> dict[str, float]:
+def values_of(name: str) -> Options:
+    """The values to draw for a loss. It is called with all options, and must not read another's."""
+    return DRAWN | BOUNDS.get(name, {})
+
+
+def draw_options(draw: Draw, name: str, options: Options) -> dict[str, float]:
     """verl's defaults, or every option drawn; always drawn if the loss has a parameter without a default."""
     chosen = find_one(ours(name).row, "policy")
     required = REQUIRED in {**chosen.loss.defaults, **chosen.params}.values()
-    if not (always or required) and flag(draw, "defaults"):
+    if not required and flag(draw, "defaults"):
         return {}
     return {key: draw.choose(values, key.rpartition(".")[2]) for key, values in options.items()}
 
@@ -143,11 +141,11 @@ def beside_verls(
 def compare(name: str, draw: Draw) -> Iterator[Compared]:
     """A loss of the registry, with verl's options or its defaults, in every mode."""
     batch, mode, info = draw_case(draw)
-    drawn = draw_options(draw, name, LOSSES[name].options)
+    drawn = draw_options(draw, name, values_of(name))
     found, compared, logged = beside_verls(name, batch, mode, info, drawn)
     yield from compared
-    if clipped := LOSSES[name].clipped:
-        counted = [found.metrics[m].value.double() for m in clipped]
+    counted = [one.value.double() for key, one in found.metrics.items() if key.endswith(CLIPPED)]
+    if counted:
         fraction = torch.stack([aggregate(one, batch.mask, "token-mean") for one in counted]).sum()
         theirs = torch.tensor(logged["actor/pg_clipfrac"])
         yield Compared(fraction, theirs, 1, 1.0, torch.float32, "pg_clipfrac")
@@ -177,7 +175,7 @@ def geo_mean(draw: Draw) -> Iterator[Compared]:
     """It takes the mean over rows, the empty ones too, whatever mode and counts it is given."""
     batch = policy_batch(draw)
     batch = batch._replace(advantages=batch.advantages[:, :1].expand(batch.mask.shape))
-    row, drawn = ours("geo_mean"), draw_options(draw, "geo_mean", GEO_MEAN)
+    row, drawn = ours("geo_mean"), draw_options(draw, "geo_mean", values_of("geo_mean"))
     config = upstream.actor(None, **by_name(drawn))
     loss, gradient, _ = upstream.policy_loss("geo_mean", batch, config, "token-mean")
     if batch.weights is not None:  # and of the weights their geometric mean
@@ -191,7 +189,7 @@ def geo_mean(draw: Draw) -> Iterator[Compared]:
 def clip_cov(draw: Draw) -> Iterator[Compared]:
     """Both draw the first tokens instead of random ones."""
     batch, mode, info = draw_case(draw)
-    drawn = draw_options(draw, "clip_cov", CLIP_COV)
+    drawn = draw_options(draw, "clip_cov", DRAWN)
     uniform = torch.linspace(0, 0.99, batch.mask.numel(), dtype=FLOAT64).view(batch.mask.shape)
     with mock.patch("torch.randperm", torch.arange):
         yield from beside_verls("clip_cov", batch, mode, info, drawn, uniform=uniform)[1]
@@ -200,7 +198,7 @@ def clip_cov(draw: Draw) -> Iterator[Compared]:
 def kl_cov(draw: Draw) -> Iterator[Compared]:
     """Where the tokens of highest covariance are the same by any arithmetic: torch.topk breaks ties."""
     batch, mode, info = draw_case(draw)
-    drawn = draw_options(draw, "kl_cov", KL_COV)
+    drawn = draw_options(draw, "kl_cov", DRAWN)
     advantages, log_p = batch.advantages[batch.mask], batch.logprobs[batch.mask]
     covariance = ((advantages - advantages.mean()) * (log_p - log_p.mean())).sort(descending=True).values
     count = max(1, int(drawn.get("policy_loss.kl_cov_ratio", 2e-4) * len(covariance)))

@@ -3,17 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from composer_plugins.losses.bundled.shared import (
-    GRPO_SCORES,
-    TINY,
-    TRL_CLAIM,
-    VERL_CLAIM,
-    nemo_rl,
-    prime_rl,
-    skyrl,
-    trl,
-    verl,
-)
+from composer_plugins.losses.bundled.shared import GRPO_SCORES, TINY, nemo_rl, prime_rl, skyrl, trl, verl
 from composer_plugins.losses.row import Dialect, Loss, Parameter
 
 NEMO_RL = partial(
@@ -84,14 +74,12 @@ LOSSES = (
             verl(
                 "compute_grpo_outcome_advantage",
                 params={"ddof": 1, "eps": 1e-6, "singleton": "raw"},
-                proof=GOLDEN + "test_grpo_equals_verl",
                 note="a group of one passes its reward through, divided by 1 + eps; without "
                 "norm_adv_by_std_in_grpo it is dr_grpo",
             ),
             trl(
                 params={"ddof": 1, "eps": 1e-4},
                 source=GRPO_SCORES,
-                proof=GOLDEN + "test_advantages_equal_trl",
                 note="scale_rewards is scale; a completion that no reward function scored is masked",
             ),
             skyrl(
@@ -146,10 +134,9 @@ LOSSES = (
             verl(
                 "compute_grpo_outcome_advantage",
                 params={"singleton": "raw"},
-                proof=GOLDEN + "test_grpo_equals_verl",
                 note="norm_adv_by_std_in_grpo: false; a group of one passes its reward through",
             ),
-            trl(source=GRPO_SCORES, proof=GOLDEN + "test_advantages_equal_trl", note="scale_rewards none"),
+            trl(source=GRPO_SCORES, note="scale_rewards none"),
             r1_zero(note="critic_type drgrpo; as in oat"),
             prime_rl(
                 source=PRIME_RL + "grpo.py GRPOAlgorithm.score_group",
@@ -170,13 +157,11 @@ LOSSES = (
             verl(
                 "compute_rloo_outcome_advantage",
                 params={"singleton": "raw"},
-                proof=GOLDEN + "test_rloo_equals_verl",
                 note="rloo_vectorized gives a group of one 0: singleton zero",
             ),
             skyrl("compute_rloo_outcome_advantage", note="advantage_estimator rloo"),
             trl(
                 source="trainer/rloo_trainer.py _generate_and_score_completions",
-                proof=TRL_CLAIM,
                 note="RLOOTrainer; normalize_advantages, off by default, is grpo@trl over the batch "
                 "afterwards; with beta (0.05) the KL is taken off the reward before",
             ),
@@ -225,7 +210,6 @@ LOSSES = (
             verl(
                 "compute_opo_outcome_advantage",
                 params={"singleton": "raw"},
-                proof=GOLDEN + "test_opo_equals_verl",
             ),
         ),
     ),
@@ -239,7 +223,6 @@ LOSSES = (
             verl(
                 "compute_gpg_outcome_advantage",
                 params={"singleton": "raw"},
-                proof=GOLDEN + "test_gpg_equals_verl",
                 note="alpha is rounded to float32; its argument alpha is ignored",
             ),
         ),
@@ -257,7 +240,6 @@ LOSSES = (
             verl(
                 "compute_grpo_passk_outcome_advantage",
                 params={"scale": "group", "eps": 1e-6},
-                proof=GOLDEN + "test_pass_at_k_equals_verl",
                 note="grpo_passk; norm_adv_by_std_in_grpo: false is scale none; a group of one raises",
             ),
         ),
@@ -312,7 +294,6 @@ LOSSES = (
             trl(
                 params={"beta": 0.5},
                 source="experimental/a2po/a2po_trainer.py A2POTrainer",
-                proof=TRL_CLAIM,
                 note="beta1 is `beta`, num_value_samples the completions of the reference; its loss is a "
                 "regression on this advantage",
             ),
@@ -334,7 +315,6 @@ LOSSES = (
             verl(
                 "compute_optimal_token_baseline_advantage",
                 params={"alone": "raw", "eps": 1e-8},
-                proof=VERL_CLAIM,
                 note=IN_VERL,
             ),
         ),
@@ -351,7 +331,6 @@ LOSSES = (
             verl(
                 "compute_multi_turn_optimal_token_baseline_advantage",
                 params={"alone": "raw", "eps": 1e-8},
-                proof=VERL_CLAIM,
                 note=IN_VERL,
             ),
         ),
@@ -366,7 +345,6 @@ LOSSES = (
         dialects=(
             verl(
                 "compute_reinforce_plus_plus_outcome_advantage",
-                proof=GOLDEN + "test_reinforce_pp_equals_verl",
                 note="algorithm.gamma, 1.0 by default",
             ),
             skyrl(
@@ -387,7 +365,6 @@ LOSSES = (
             verl(
                 "compute_reinforce_plus_plus_baseline_outcome_advantage",
                 params={"singleton": "raw"},
-                proof=GOLDEN + "test_reinforce_pp_baseline_equals_verl",
                 note="whitened over tokens: give lengths",
             ),
         ),
@@ -410,13 +387,11 @@ LOSSES = (
             verl(
                 "compute_gdpo_outcome_advantage",
                 params={"eps": 1e-6, "batch_eps": 0.0, "variance_eps": 1e-8, "singleton": "raw"},
-                proof=GOLDEN + "test_gdpo_equals_verl",
                 note="whitened over tokens: give lengths; gdpo_reward_weights are component_weights",
             ),
             trl(
                 params={"eps": 1e-4, "batch_eps": 1e-4},
                 source=GRPO_SCORES,
-                proof=GOLDEN + "test_gdpo_equals_trl",
                 note="multi_objective_aggregation normalize_then_sum; reward_weights are component_weights, "
                 "and component_mask is False where a reward function returned None",
             ),
@@ -431,7 +406,6 @@ LOSSES = (
         dialects=(
             verl(
                 "compute_remax_outcome_advantage",
-                proof=VERL_CLAIM,
                 note="reward_baselines",
             ),
         ),
@@ -453,7 +427,6 @@ LOSSES = (
             verl(
                 "compute_gae_advantage_return",
                 params={"gamma": 1.0, "lam": 1.0},
-                proof=VERL_CLAIM,
                 note="algorithm.gamma and lam are 1.0 by default; its returns are whiten: false plus values",
             ),
             skyrl(

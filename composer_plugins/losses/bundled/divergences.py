@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from composer_plugins.losses.bundled.shared import TINY, TRL_CLAIM, VERL_CLAIM, nemo_rl, trl
+from composer_plugins.losses.bundled.shared import TINY, VERL_CLAIM, nemo_rl, trl
 from composer_plugins.losses.row import Dialect, Loss, Parameter, Value
 
 LOGITS = ("student_logits", "teacher_logits", "mask")
@@ -114,7 +114,6 @@ LOSSES = (
             taid("rkl", "class ReverseKL"),
             trl(
                 source="trainer/distillation_trainer.py, kernels/chunked_divergence.py",
-                proof=TRL_CLAIM,
                 note="DistillationTrainer's beta=1.0; from hidden states, and a mean over all tokens",
             ),
             nemo_rl_kl("reverse"),
@@ -130,7 +129,6 @@ LOSSES = (
             trl(
                 params={"beta": 0.5, "temperature": 0.9},
                 source="experimental/gkd/gkd_trainer.py generalized_jsd_loss",
-                proof=f"{GOLDEN}::test_jsd_equals_trl_gkd",
                 note="GKDTrainer's defaults; softmax in the dtype of the logits",
             ),
             opsd(
@@ -259,7 +257,6 @@ LOSSES = (
             trl(
                 params={"rest": "tail"},
                 source=f"{SERVER} _compute_server_forward_kl_loss",
-                proof=TRL_CLAIM,
                 note="ServerDistillationTrainer's beta=0; loss_top_k is the number of entries, loss_add_tail "
                 "(on by default) the tail: without it, renormalised",
             ),
@@ -284,7 +281,6 @@ LOSSES = (
             trl(
                 params={"rest": "tail"},
                 source=f"{SERVER} _compute_sparse_top_1_divergence_loss",
-                proof=TRL_CLAIM,
                 note="ServerDistillationTrainer's beta=1, its default: one entry, the sampled token, and the "
                 "tail",
             ),
@@ -347,7 +343,6 @@ LOSSES = (
             trl(
                 params={"ratio_cap": 2.0},
                 source="experimental/sdpo/sdpo_trainer.py, loss_utils.py (sdft: the same file)",
-                proof=TRL_CLAIM,
                 note="distillation_mode=sampled_token, its default; the mean over rows, empty ones included",
             ),
             opsd(
@@ -360,7 +355,7 @@ LOSSES = (
                 upstream="verl",
                 params={"estimator": "k3", "log_ratio_clamp": 20.0, "value_cap": 10.0},
                 source="verl 0.9.1 trainer/distillation/losses.py, core_algos.py kl_penalty",
-                proof=f"{GOLDEN}::test_sampled_token_equals_verl",
+                proof=VERL_CLAIM,
                 note="loss_mode=k3 with use_policy_gradient=False; by default it is a reward",
             ),
         ),
@@ -382,7 +377,6 @@ LOSSES = (
             trl(
                 params={"alpha": 1.0, "rest": "renormalised", "ratio_cap": 2.0},
                 source="experimental/sdpo/loss_utils.py (sdft: the same file)",
-                proof=f"{GOLDEN}::test_sdpo_per_token_equals_trl_sdpo_and_sdft",
                 note="distillation_mode=topk_logits, whose top_k has no default; the mean over all rows",
             ),
         ),
@@ -435,7 +429,6 @@ LOSSES = (
         dialects=(
             trl(
                 source="experimental/gold/gold_trainer.py ULDLoss",
-                proof=TRL_CLAIM,
                 note="GOLDTrainer's use_uld_loss with uld_distillation_weight 1.0 and without its hybrid and "
                 "extended forms; the mean over a completion's tokens, and then over all rows",
             ),

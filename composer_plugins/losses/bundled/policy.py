@@ -43,7 +43,7 @@ BOUNDS = CLIPS | {
 VESPO = {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}
 
 ORACLE = "kernels/test_policy_oracle.py::test_loss_gradient_and_metrics_equal_loops"
-GOLDEN, GOLDEN_TRL = "golden/test_policy.py::", "golden/test_policy_trl.py::"
+GOLDEN = "golden/test_policy.py::"
 TRAINERS = "golden/test_policy_trainers.py::"
 HOSTS = "golden/test_policy_hosts.py::"
 
@@ -66,8 +66,7 @@ def vanilla(
 ) -> Dialect:
     """verl's one clipped loss: dual clip and clamp are always on, loss_agg_mode is token-mean unless set."""
     params = {"clip_low": 0.2, "clip_high": clip_high, "dual_clip": dual_clip, "log_ratio_clamp": 20.0}
-    proof = GOLDEN + "test_clipped_losses_equal_verl_vanilla"
-    return verl("compute_policy_loss_vanilla", params=params, proof=proof, note=note, mode=mode)
+    return verl("compute_policy_loss_vanilla", params=params, note=note, mode=mode)
 
 
 def torchtitan(note: str) -> Dialect:
@@ -141,7 +140,7 @@ def fireworks(file: str, note: str, **params: Value) -> Dialect:
 
 def grpo_trainer(note: str, **params: float) -> Dialect:
     """A `loss_type` of TRL's GRPOTrainer with the defaults of its config."""
-    return trl(params=params, source=GRPO_LOSS, proof=GOLDEN_TRL + "test_policy_losses_equal_trl", note=note)
+    return trl(params=params, source=GRPO_LOSS, note=note)
 
 
 LOSSES = (
@@ -329,7 +328,6 @@ LOSSES = (
             verl(
                 "compute_policy_loss_sapo",
                 params={"tau_pos": 1.0, "tau_neg": 1.05, "log_ratio_clamp": 20.0},
-                proof=GOLDEN + "test_sapo_equals_verl",
                 note="loss_mode sapo; always seq-mean-token-mean, whatever loss_agg_mode says",
             ),
             grpo_trainer(
@@ -435,7 +433,6 @@ LOSSES = (
             verl(
                 "compute_policy_loss_gspo",
                 params=PPO_CLIPS | {"log_ratio_cap": 10.0},
-                proof=GOLDEN + "test_gspo_token_equals_verl_gspo",
                 note="loss_mode gspo; the clips stay PPO's unless set, loss_agg_mode the actor's",
                 mode="token-mean",
             ),
@@ -500,14 +497,12 @@ LOSSES = (
             verl(
                 "compute_policy_loss_geo_mean",
                 params=PPO_CLIPS,
-                proof=GOLDEN + "test_gmpo_equals_verl_geo_mean",
                 note="loss_mode geo_mean; always a mean over rows, whatever loss_agg_mode says; clip_ratio "
                 "is taken as nats and stays PPO's 0.2 unless set",
             ),
             trl(
                 params={"clip_low": 0.4, "clip_high": 0.4},
                 source="experimental/gmpo/gmpo_trainer.py GMPOTrainer._compute_loss",
-                proof=GOLDEN_TRL + "test_gmpo_equals_trl",
                 note="epsilon, epsilon_high; a row without an unmasked token counts as a sequence of ratio 1",
             ),
         ),
@@ -531,7 +526,6 @@ LOSSES = (
             verl(
                 "compute_policy_loss_cispo",
                 params=PPO_CLIPS | {"log_ratio_clamp": 20.0},
-                proof=GOLDEN + "test_cispo_equals_verl",
                 note="loss_mode cispo; clip_ratio_low, clip_ratio_high",
             ),
             nemo_rl(
@@ -636,7 +630,6 @@ LOSSES = (
                 proof=ROLL_METHODS,
             ),
         ),
-        proof=GOLDEN + "test_dro_equals_verl",
     ),
     without_ratio(
         name="reinforce",
@@ -661,9 +654,7 @@ LOSSES = (
         paper="arXiv 2504.02546",
         mode="token-mean",
         advantage="gpg",
-        dialects=(
-            verl("compute_policy_loss_gpg", proof=GOLDEN + "test_gpg_equals_verl", note="loss_mode gpg"),
-        ),
+        dialects=(verl("compute_policy_loss_gpg", note="loss_mode gpg"),),
     ),
     policy(
         name="importance_sampling",

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from composer_plugins.losses.bundled.shared import TINY, TRL_CLAIM, nemo_rl, trl
+from composer_plugins.losses.bundled.shared import TINY, nemo_rl, trl
 from composer_plugins.losses.row import Dialect, Loss, Parameter
 
 ORACLE = "kernels/test_preference.py::test_each_loss_is_its_published_formula"
@@ -49,12 +49,11 @@ with_reference = partial(preference, needs=("chosen", "rejected", "ref_chosen", 
 
 
 def dpo_trainer(loss_type: str, note: str = "", *, average: bool | None = None, **params: float) -> Dialect:
-    """TRL's DPOTrainer with its defaults, compared with its recorded numbers."""
+    """TRL's DPOTrainer with its defaults, compared with the installed one."""
     named = f'loss_type "{loss_type}"'
     return trl(
         params={"beta": 0.1, **params},
         source=TRL,
-        proof=f"{GOLDEN}::test_dpo_family_equals_trl",
         note=f"{named}; {note}" if note else named,
         average=average,
     )
@@ -292,7 +291,6 @@ REFERENCE_FREE_LOSSES = (
             trl(
                 params={"beta": 0.1, "gamma_beta_ratio": 5.0, "label_smoothing": 0.0},
                 source=TRL_CPO,
-                proof=f"{GOLDEN}::test_simpo_equals_trl_cpo_whose_gamma_is_beta_times_our_ratio",
                 note="simpo_gamma 0.5 is beta * gamma_beta_ratio; cpo_alpha 0. Its default cpo_alpha of 1 "
                 "adds the likelihood of the chosen: cpo_simpo@trl",
             ),
@@ -324,7 +322,6 @@ REFERENCE_FREE_LOSSES = (
             trl(
                 params={"beta": 0.1, "gamma_beta_ratio": 5.0, "label_smoothing": 0.0, "nll_weight": 1.0},
                 source=TRL_CPO,
-                proof=TRL_CLAIM,
                 note='loss_type "simpo"; simpo_gamma 0.5 is beta * gamma_beta_ratio, cpo_alpha `nll_weight`; '
                 "its likelihood is one mean over the tokens of the batch",
             ),
@@ -341,7 +338,6 @@ REFERENCE_FREE_LOSSES = (
             trl(
                 params={"alpha": 0.0, "beta": 0.1, "gamma_beta_ratio": 5.0, "label_smoothing": 0.0},
                 source=TRL_CPO,
-                proof=f"{GOLDEN}::test_alpha_po_equals_trl_cpo",
                 note='loss_type "alphapo"; with its default alpha of 0 that is SimPO; simpo_gamma 0.5 is '
                 "beta * gamma_beta_ratio",
             ),
@@ -361,7 +357,6 @@ REFERENCE_FREE_LOSSES = (
             trl(
                 params={"beta": 0.1, "label_smoothing": 0.0, "nll_weight": 1.0, "link": "sigmoid"},
                 source=TRL_CPO,
-                proof=TRL_CLAIM,
                 note='cpo_alpha is `nll_weight`; loss_type "ipo" is the link "square", on averages; its '
                 "likelihood is one mean over the tokens of the batch",
             ),
@@ -378,7 +373,6 @@ REFERENCE_FREE_LOSSES = (
             trl(
                 params={"beta": 0.1},
                 source="experimental/orpo/orpo_trainer.py ORPOTrainer.odds_ratio_loss",
-                proof=TRL_CLAIM,
                 note="its likelihood is one mean over the tokens of the batch, prompts included",
             ),
         ),
@@ -393,7 +387,6 @@ REFERENCE_FREE_LOSSES = (
             trl(
                 params={"beta": 0.01, "label_smoothing": 0.0, "nll_weight": 1.0},
                 source=TRL_TPO,
-                proof=TRL_CLAIM,
                 note='loss_type "sigmoid"; tpo_alpha is `nll_weight`',
             ),
         ),
@@ -409,7 +402,6 @@ REFERENCE_FREE_LOSSES = (
             trl(
                 params={"gamma_beta_ratio": 50.0, "beta": 0.01, "label_smoothing": 0.0, "nll_weight": 1.0},
                 source=TRL_TPO,
-                proof=TRL_CLAIM,
                 note='loss_type "tpo-l"; tpo_l_gamma 0.5 is beta * gamma_beta_ratio, tpo_alpha `nll_weight`',
             ),
         ),
@@ -422,7 +414,6 @@ REFERENCE_FREE_LOSSES = (
         dialects=(
             trl(
                 source=TRL,
-                proof=f"{GOLDEN}::test_sft_equals_trl_once_pairs_weigh_their_lengths",
                 note='loss_type "sft"; one mean over the tokens of the batch',
             ),
         ),
@@ -438,7 +429,6 @@ UNPAIRED_LOSSES = (
         parameters=KTO_PARAMETERS,
         dialects=(
             kto_trainer(
-                proof=TRL_CLAIM,
                 note='loss_type "kto"; good completions first; reference_kl is a mean over ranks',
             ),
         ),
@@ -451,7 +441,6 @@ UNPAIRED_LOSSES = (
         parameters=KTO_PARAMETERS,
         dialects=(
             kto_trainer(
-                proof=TRL_CLAIM,
                 note='loss_type "apo_zero_unpaired"; good completions first',
             ),
         ),

@@ -8,7 +8,6 @@ from composer_plugins.losses.bundled.shared import (
     LOG_RATIO_CLAMP,
     SLIME_CLAIM,
     TINY,
-    TRL_CLAIM,
     VERL_CLAIM,
     nemo_rl,
     oat,
@@ -27,7 +26,6 @@ OPENRLHF = "OpenRLHF 0.11.2 openrlhf/models/loss.py PolicyLoss"
 AREAL = "inclusionAI/AReaL areal/utils/functional/functional.py@4aef98d apply_rejection_sampling"
 
 KL_TESTS = "kernels/test_kl.py::"
-TRL_RECORDED = "golden/test_policy_trl.py::test_policy_losses_equal_trl"
 KL_DEFINITION = KL_TESTS + "test_estimators_equal_the_definition"
 VERL_CLAMPS = {"log_ratio_clamp": 20.0, "value_clamp": 10.0}
 CLAMPS = {
@@ -60,8 +58,7 @@ kl = partial(
 
 def verl_kl(names: str, **params: float) -> Dialect:
     """A value of verl's kl_loss_type (and kl_penalty)."""
-    proof = KL_TESTS + "test_estimator_equals_verl"
-    return verl("kl_penalty", params=params, proof=proof, note=f"kl_loss_type {names}")
+    return verl("kl_penalty", params=params, note=f"kl_loss_type {names}")
 
 
 def nemo_kl(name: str) -> Dialect:
@@ -110,7 +107,6 @@ KL = (
             skyrl_kl("k3, the default", **VERL_CLAMPS),
             trl(
                 source=GRPO_LOSS,
-                proof=TRL_RECORDED,
                 note="beta is its coefficient, 0.0 by default; use_bias_correction_kl is k3_corrected",
             ),
             Dialect(
@@ -178,7 +174,6 @@ KL = (
         dialects=(
             trl(
                 source=f"{GRPO_LOSS} (use_bias_correction_kl)",
-                proof=KL_TESTS + "test_k3_corrected_equals_trl_as_written",
                 note="on by default, with beta 0.0; importance_sampling_level is level",
             ),
             nemo_kl("k3"),
@@ -206,7 +201,7 @@ correction = partial(
 )
 verl_weights = partial(Dialect, upstream="verl", proof=VERL_CLAIM)
 slime_weights = partial(Dialect, upstream="slime", proof=SLIME_CLAIM)
-trl_weights = partial(trl, source=GRPO_SCORES, proof=TRL_CLAIM)
+trl_weights = partial(trl, source=GRPO_SCORES)
 
 CORRECTIONS = (
     correction(
@@ -370,7 +365,7 @@ skyrl_mode = partial(skyrl, "apply_loss_reduction_to_advantages_minibatch")
 aggregation = partial(
     Loss, kind="aggregation", needs=REDUCED, proof=AGGREGATION_TESTS + "test_aggregate_equals_loops"
 )
-verl_mode = partial(verl, "agg_loss", proof=AGGREGATION_TESTS + "test_aggregate_equals_verl")
+verl_mode = partial(verl, "agg_loss")
 trl_mode = partial(trl, source=GRPO_LOSS, proof=AGGREGATION_TESTS + "test_trl_dialects_equal_its_arithmetic")
 
 AGGREGATIONS = (

@@ -9,8 +9,6 @@ from composer_plugins.losses.bundled.shared import (
     LOG_RATIO_CLAMP,
     PPO_CLIPS,
     TINY,
-    TRL_CLAIM,
-    VERL_CLAIM,
     prime_rl,
     skyrl,
     slime,
@@ -78,7 +76,6 @@ LOSSES = (
             verl(
                 "compute_policy_loss_dppo_tv",
                 params={"tv_low": 0.2, "tv_high": 0.2, "ratio_cap": 3.0, "log_ratio_clamp": 20.0},
-                proof=f"{REGIONS}::test_dppo_tv_equals_verl",
                 note="clip_ratio_low, clip_ratio_high, clip_ratio_c (3 in its ActorConfig, 20 in the "
                 "function, 10000 in its example); the rollout policy is its old_log_prob",
             ),
@@ -113,7 +110,6 @@ LOSSES = (
             verl(
                 "compute_policy_loss_dppo_kl",
                 params={"kl_low": 0.2, "kl_high": 0.2, "ratio_cap": 3.0, "log_ratio_clamp": 20.0},
-                proof=f"{REGIONS}::test_dppo_kl_equals_verl",
                 note="its regions default to the actor's clip_ratio, 0.2, whatever they measure",
             ),
             skyrl(
@@ -300,7 +296,6 @@ LOSSES = (
             trl(
                 params={"threshold": 0.5, "clip_low": 0.2, "clip_high": 0.2},
                 source="trainer/grpo_trainer.py get_off_policy_mask, _compute_loss",
-                proof="golden/test_policy_trl.py::test_opsm_equals_trl",
                 note="off_policy_mask_threshold: off by default, 0.5 is an example in its help; loss_type "
                 "(dapo by default) decides the denominator",
                 mode="token-mean",
@@ -340,7 +335,6 @@ LOSSES = (
             verl(
                 "compute_policy_loss_clip_cov",
                 params=PPO_CLIPS | {"cov_ratio": 2e-4, "cov_low": 1.0, "cov_high": 5.0},
-                proof=VERL_CLAIM,
                 note="clip_cov_ratio, clip_cov_lb, clip_cov_ub; it draws from the global random state",
             ),
             skyrl(
@@ -364,7 +358,6 @@ LOSSES = (
             verl(
                 "compute_policy_loss_kl_cov",
                 params={"cov_ratio": 2e-4, "kl_coef": 0.1},
-                proof=VERL_CLAIM,
                 note="kl_cov_ratio, ppo_kl_coef (0.1 in its configuration, 1 in the function)",
             ),
             skyrl(
@@ -438,7 +431,6 @@ LOSSES = (
             trl(
                 params={"gamma": 0.5, "eps": 1e-8},
                 source="experimental/iw_opd/iw_opd_trainer.py _compute_iw_opd_loss",
-                proof=TRL_CLAIM,
                 note="iw_opd_gamma, iw_opd_epsilon",
             ),
         ),

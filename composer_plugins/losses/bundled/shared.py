@@ -56,7 +56,7 @@ PPO_CLIPS = {"clip_low": 0.2, "clip_high": 0.2}  # the values of PPO's paper and
 GRPO_LOSS = "trainer/grpo_trainer.py _compute_loss"
 GRPO_SCORES = "trainer/grpo_trainer.py _generate_and_score_completions"
 
-# The proofs of a dialect without a recording: the claims of `composer-plugins conform`.
+# The proofs of a dialect that is compared with its framework's code: the claims of `conform`.
 TRL_CLAIM = "live/trl/test_conform.py::test_the_loss_equals_trl"
 VERL_CLAIM = "live/verl/test_conform.py::test_the_loss_equals_verl"
 NEMO_RL_CLAIM = "adapters/nemo_rl_loss/test_live.py::test_the_loss_equals_nemo_rl"
@@ -76,12 +76,13 @@ oat = partial(Dialect, upstream="oat", proof="golden/test_policy.py::test_grpo_a
 
 def verl(function: str, **fields: Any) -> Dialect:
     """The dialect of a function in verl's core_algos.py; `fields` are the other fields of Dialect."""
-    return Dialect(upstream="verl", source=f"verl 0.9.1 trainer/ppo/core_algos.py {function}", **fields)
+    source = f"verl 0.9.1 trainer/ppo/core_algos.py {function}"
+    return Dialect(upstream="verl", **{"source": source, "proof": VERL_CLAIM} | fields)
 
 
 def trl(source: str, **fields: Any) -> Dialect:
     """The dialect of a function in TRL, by its file; `fields` are the other fields of Dialect."""
-    return Dialect(upstream="trl", source=f"TRL 1.16 {source}", **fields)
+    return Dialect(upstream="trl", source=f"TRL 1.16 {source}", **{"proof": TRL_CLAIM} | fields)
 
 
 def slime(function: str, note: str, **params: float) -> Dialect:

@@ -18,7 +18,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from composer_plugins.adapters.verl_plugin.surface import NODE, WORKER_OVERRIDES
 from composer_plugins.adapters.verl_plugin.upstream import moved
 from composer_plugins.conformance.batches import Batch, Rollouts
-from composer_plugins.conformance.verl_claims.policy import GEO_MEAN, LOSSES
+from composer_plugins.conformance.verl_claims.policy import DRAWN, values_of
 from composer_plugins.conformance.verl_claims.upstream import advantages, policy_loss
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.contract import NamedLoss, Option
@@ -109,9 +109,7 @@ BATCH = Batch(LOGPROBS, LOGPROBS - LOG_RATIOS, ADVANTAGES, LOG_RATIOS != 1.2, No
 REWARDS = torch.tensor([0.0, 1.0, 1.0, 0.5, 0.25, 2.0]).double()
 TOKENS = torch.zeros(6, 3).double().index_put((torch.arange(6), torch.tensor([2, 1, 2, 0, 2, 2])), REWARDS)
 ROLLOUTS = Rollouts(REWARDS, TOKENS, torch.arange(6) // 3, torch.ones(6, 3).bool())
-OF_LOSSES = {name: one.options for name, one in LOSSES.items()} | {"geo_mean": GEO_MEAN}
-VALUES = {key: values for options in OF_LOSSES.values() for key, values in options.items()}
-VALUES |= {"clip_ratio_low": [0.05], "clip_ratio_high": [0.1], "clip_ratio_c": [1.1]}
+VALUES = DRAWN | {"clip_ratio_low": [0.05], "clip_ratio_high": [0.1], "clip_ratio_c": [1.1]}
 VALUES |= {"norm_adv_by_std_in_grpo": [False], "gamma": [0.5]}
 OWN = [
     pytest.param(*named.options.values(), named, option, id=f"{named.row} {option.key}")
@@ -132,7 +130,7 @@ def test_a_pasted_line_trains_what_verls_own_option_does(name: str, named: Named
         return policy_loss(loss, BATCH, actor_of(overrides), mode)[:2]
 
     usual = torch.zeros(()) if name == "dro" else found(name, [])[1]  # of dro's there is no default
-    tried = [f"{key}={value}" for value in OF_LOSSES[name][option.key]]
+    tried = [f"{key}={value}" for value in values_of(name)[option.key]]
     given, theirs = next((one, x) for one in tried if not torch.equal((x := found(name, [one]))[1], usual))
     ours = [*FOR_OURS, f"+{NODE}={{policy: {named.row}}}", given]
     keys, line = pasted(ours, lambda overrides: found("composer", overrides))

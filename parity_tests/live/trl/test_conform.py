@@ -1,5 +1,6 @@
 """The claims of `composer-plugins conform trl` hold for the installed TRL, and leave out no loss of it."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -7,11 +8,13 @@ import pytest
 from trl import GRPOTrainer
 
 from composer_plugins.conformance.claims import GRADIENT, VALUE, Absent, Claim
-from composer_plugins.conformance.trl_claims import names
+from composer_plugins.conformance.running import CASES, compared
+from composer_plugins.conformance.trl_claims import names, upstream, upstream_pairs, upstream_rollouts
 from composer_plugins.conformance.trl_claims.suite import suite
 from docs.generator.written import part
 from parity_tests.rigs import claims
 from parity_tests.rigs.claims import proves
+from parity_tests.rigs.every import rows
 
 SUITE = suite()
 
@@ -27,6 +30,27 @@ def test_a_difference_of_a_thousandth_would_be_noticed(claim: Claim) -> None:
     has_value, has_gradient = claim.ours != "rloo", claim.kind not in ("advantage", "correction")
     assert not has_value or claims.could_fail(claim, VALUE)
     assert not has_gradient or claims.could_fail(claim, GRADIENT)
+
+
+@pytest.mark.parametrize(
+    "theirs", ["GRPOTrainer sapo", "GRPOTrainer scale_rewards=group", "DPOTrainer exo_pair"]
+)
+def test_trl_makes_numbers_in_float32_and_we_do_not(theirs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A temperature, n / (n - 1) and a logarithm: the claims let TRL make them in float64."""
+    for module in (upstream, upstream_pairs, upstream_rollouts):
+        monkeypatch.setattr(module, "in_float64", nullcontext)
+    (claim,) = [one for one in SUITE.claims if one.theirs == theirs]
+    row = compared(claim, CASES)
+    assert row.status == "differs" and all(error.found < 1e-5 for error in row.errors.values())
+
+
+def test_every_row_with_a_dialect_of_trl_is_compared() -> None:
+    """The aggregation modes and the KL are terms of GRPOTrainer's losses."""
+    dialects = {
+        (row.kind, f"{row.name}@trl") for row in rows() if any(d.upstream == "trl" for d in row.dialects)
+    }
+    compared = {(claim.kind, claim.ours) for claim in SUITE.claims}
+    assert {kind for kind, _ in dialects - compared} == {"aggregation", "kl"}
 
 
 def test_the_wheel_compares_every_loss_where_the_checkout_is_not(tmp_path: Path) -> None:

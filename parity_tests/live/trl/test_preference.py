@@ -6,6 +6,7 @@ from trl.experimental.cpo import CPOConfig
 
 from composer_plugins.conformance.reductions import kernel
 from composer_plugins.conformance.trl_claims import upstream_pairs
+from composer_plugins.kernels.preference import sequence_logprobs
 from composer_plugins.testing.assertions import assert_parity
 
 
@@ -25,6 +26,21 @@ def test_hinge_and_sft_cannot_be_weighted_in_trl() -> None:
     twice = torch.cat([logprobs, logprobs])
     with pytest.raises(RuntimeError, match="single memory location"):
         upstream_pairs.dpo_loss(trainer, twice, torch.ones_like(twice, dtype=torch.bool))
+
+
+def test_trl_need_not_mask_what_its_model_leaves_at_0_and_we_do() -> None:
+    logprobs = torch.tensor([[-1.0, -2.0], [-2.0, -1.0]], dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[True, False], [True, False]])
+    theirs = upstream_pairs.dpo_loss(
+        upstream_pairs.dpo_trainer(logprobs.detach(), ["sigmoid"]), logprobs, mask
+    )
+    scores = [
+        *sequence_logprobs(logprobs, mask).chunk(2),
+        *sequence_logprobs(logprobs, mask).detach().chunk(2),
+    ]
+    ours = kernel("preference", "dpo@trl")(*scores).loss.mean()
+    mine, want = (torch.autograd.grad(x, logprobs)[0] for x in (ours, theirs))
+    assert (want[~mask] != 0).all() and not mine[~mask].any()
 
 
 def test_discopop_is_finite_where_trl_is_nan() -> None:

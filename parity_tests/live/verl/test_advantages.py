@@ -1,5 +1,6 @@
 """Where advantages differ on purpose from those of the installed verl."""
 
+import pytest
 import torch
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 from verl.trainer.ppo.core_algos import compute_gae_advantage_return as verl_gae
@@ -21,9 +22,19 @@ def test_verl_divides_counts_in_float32_and_ours_do_not() -> None:
     batch = Rollouts(rewards, rewards.unsqueeze(1), ids, torch.ones(4, 1, dtype=torch.bool))
     baseline = kernel("reinforce_pp_baseline@verl")(rewards, ids, lengths(batch))
     off = {"gpg": kernel("gpg@verl")(rewards, ids), "reinforce_plus_plus_baseline": baseline}
+    off["grpo_vectorized"] = kernel("grpo@verl")(rewards, ids)  # its means and deviations are float32
     for name, ours in off.items():
         error = (ours - verl_advantages(name, batch).squeeze(1)).abs().max()
         assert 1e-10 < float(error) < 1e-6, f"compare {name} in float64 whatever the counts"
+
+
+def test_a_group_of_one_gets_zero_unless_asked_where_verl_passes_its_reward_through() -> None:
+    rewards, ids = torch.tensor([0.5], dtype=FLOAT64), torch.tensor([0])
+    batch = Rollouts(rewards, rewards.unsqueeze(1), ids, torch.ones(1, 1, dtype=torch.bool))
+    for name in ("grpo", "rloo", "opo", "gpg"):
+        assert verl_advantages(name, batch).item() == pytest.approx(0.5, rel=1e-5)
+    for name in ("grpo", "dr_grpo", "rloo", "gpg"):
+        assert kernel(name)(rewards, ids).item() == 0
 
 
 def test_verl_leaves_something_where_the_mask_is_false_and_ours_do_not() -> None:
