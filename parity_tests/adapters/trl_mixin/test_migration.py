@@ -312,6 +312,13 @@ def test_a_bare_loss_has_no_constant_length() -> None:
     assert found.differences == ()
 
 
+def test_a_hint_and_trls_own_kl_are_named_for_skyrl() -> None:
+    hint = migrate(resolve("trl", {"policy": "grpo", "hint_weight": 0.5}).required(), "skyrl")
+    assert [one.what for one in hint.differences] == ["hint_weight", "hint_divergence"]
+    (kl,) = migrate(resolve("trl", {"beta": 0.04}).required(), "skyrl").differences
+    assert str(kl).startswith("KL: k3_corrected ") and "denominator seq-mean-token-mean" in str(kl)
+
+
 def test_the_doctor_examines_a_config_of_trl(tmp_path: Path) -> None:
     """Without a doctor of its own: what `resolve` finds is what a trainer would raise or warn of."""
     doctor = ("doctor", "--framework", "trl", str(file := tmp_path / "grpo.yaml"))
