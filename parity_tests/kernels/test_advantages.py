@@ -160,6 +160,13 @@ def test_advantages_equal_loops(
     assert_parity(kernel(unscorable, ids, unmasked), expected, terms=len(ids), magnitude=largest)
 
 
+def test_reinforce_pp_baseline_counts_a_row_once_for_each_of_its_tokens() -> None:
+    rewards, tokens = torch.tensor([0.0, 1.0, 0.25, 0.5]).double(), torch.tensor([1, 3, 2, 5])
+    found = reinforce_pp_baseline(rewards, torch.tensor([0, 0, 1, 1]), tokens, variance_eps=0.0)
+    found = found.repeat_interleave(tokens)
+    assert (float(found.mean()), float(found.var())) == pytest.approx((0.0, 1.0), abs=1e-12)
+
+
 def test_equal_rewards_do_not_get_zero_by_upstream_arithmetic() -> None:
     rewards = torch.full((8,), 0.1)
     upstream = (rewards - rewards.mean()) / (rewards.std() + 1e-6)  # verl, slime, miles
