@@ -46,7 +46,7 @@ def program(*names: str) -> typer.Typer:
     """Return the command line with these commands, or with all; the modules of others are not imported."""
     app = typer.Typer(
         name="composer-plugins",
-        help="RL losses, written once as a loss per token, for TRL, verl and PRIME-RL.",
+        help="RL losses, written once as a loss per token, for TRL, verl, PRIME-RL and others.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # the tables of rich cut what is wider than a column

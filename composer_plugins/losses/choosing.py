@@ -38,7 +38,10 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Choice:
-    """A loss as a user named it: the row, the parameters it is called with, and the option that names it."""
+    """A loss as a user named it: the row, the parameters it is called with, and the option that names it.
+
+    The row of "cispo" is in `losses/bundled/policy.py`, its function `cispo` in `kernels/policy/`.
+    """
 
     loss: Loss
     params: Mapping[str, Any]

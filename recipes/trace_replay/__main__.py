@@ -1,7 +1,5 @@
 """The command line: `python -m composer_plugins.recipes.trace_replay --help`."""
 
-import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +11,6 @@ from composer_plugins.recipes.trace_replay.commands import app
 
 def main() -> None:
     """Run the command line; an error of ours is one line on stderr and status 2."""
-    sys.path.insert(0, os.getcwd())  # where a judge may be
     run_command(app)
 
 
