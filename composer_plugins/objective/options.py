@@ -55,10 +55,9 @@ def not_read(
     shown = ", ".join(f"{one.key}={moved[one.key]!r}" for one in own)
     them = "it" if len(own) == 1 else "them"
     what = KINDS[loss.kind].plural.removeprefix("policy ")
-    problem = f"{framework.title} reads {them} for its own {what}, and {loss.name!r} does not ({shown})"
+    like = f", which has nothing like {', '.join(alone)}," if values and alone else ""
+    problem = f"{framework.title} reads {them} for its own {what}, and {loss.name!r}{like} does not ({shown})"
     remedy = f"remove {them}, and set {write({**values, **params})}" if values else f"remove {them}"
-    if values and alone:
-        remedy += f" ({loss.name!r} has nothing like {', '.join(alone)})"
     yield Finding("error", ", ".join(map(framework.key, own)), problem, remedy)
 
 
