@@ -163,9 +163,10 @@ def test_all_options_of_verls_own_losses_are_one_error(kind: Kind) -> None:
     own = [one for one in VERL.options_of(kind) if one.acts_by_parameters]
     others = {"rollout_is": "token", "loss_type": "reinforce", "gdpo_reward_keys": ["a"]}
     given = [
-        f"++{VERL.key(one)}={others.get(name, VALUES.get(one.key, [not one.default])[0])}"
+        f"++{VERL.key(one)}={others.get(name, moved)}"
         for one in own
         for name in (one.key.rpartition(".")[2],)
+        for moved in [x for x in VALUES.get(one.key, [not one.default]) if x != one.default][:1]
     ]
     run = {
         "policy": lambda overrides: policy_loss("composer/grpo", BATCH, actor_of(overrides), "token-mean"),
