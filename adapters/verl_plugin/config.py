@@ -1,4 +1,4 @@
-"""The config class that passes the table `algorithm.composer` to the actor's workers, where `loss.py` reads it."""
+"""The config class that passes `algorithm.composer` to the actor's workers, where `loss.py` reads it."""
 
 from dataclasses import dataclass, field
 from typing import Any
