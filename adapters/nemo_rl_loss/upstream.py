@@ -21,6 +21,10 @@ def table_of(loss_config: Any) -> dict[str, Any]:
     if not isinstance(loss_config, Mapping):
         problem = f"it is {type(loss_config).__name__}"
         raise ConfigError(LOSS, problem, "pass master_config.loss_fn, or a dict")
+    if LOSS in loss_config:
+        raise ConfigError(
+            LOSS, "it is a whole config, whose table of this name is not read", "pass that table"
+        )
     return dict(loss_config)
 
 

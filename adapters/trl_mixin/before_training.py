@@ -59,6 +59,9 @@ def check_class(cls: type, mixin: type) -> None:
     if order.index(mixin) > order.index(GRPOTrainer):
         problem = f"{mixin.__name__} stands after GRPOTrainer in the bases, where it is never called"
         raise ConfigError(bases, problem, f"write class {cls.__name__}({mixin.__name__}, ...)")
+    if getattr(cls, "loss_is_scaled_for_ga", None) is False:
+        problem = "it is False, so the Trainer divides the loss for gradient accumulation a second time"
+        raise ConfigError(f"{cls.__name__}.loss_is_scaled_for_ga", problem, "leave it as GRPOTrainer has it")
 
 
 def check_own_policy(cls: type, options: Any) -> None:

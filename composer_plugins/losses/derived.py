@@ -31,6 +31,7 @@ STRINGS = {
     Dialect: ("upstream", "source", "proof", "note", "mode"),
 }
 EXAMPLES = {"float": 1.5, "int": 2, "bool": True}  # by the name of a type, in an annotation
+MEND = "correct the row, a composer_plugins.losses.row.Loss"
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -105,7 +106,10 @@ def row_of_function(
 def _derived(
     function: Callable[..., Any], path: str, kind: Kind, option: str, losses: Iterable[Loss]
 ) -> Loss:
-    signature = inspect.signature(function).parameters
+    try:
+        signature = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of some functions that are written in C
+        raise ConfigError(option, f"{path!r} has no signature", "name a function written in Python") from None
     takes = {name: p for name, p in signature.items() if p.kind is not inspect.Parameter.VAR_KEYWORD}
     inputs = sorted({name for one in losses if one.kind == kind for name in (*one.needs, *one.optional)})
     needs = tuple(name for name, p in takes.items() if p.kind is not p.KEYWORD_ONLY)
@@ -193,6 +197,9 @@ def _check_data(loss: Loss) -> None:
     for name in (*loss.needs, *loss.optional):
         if name not in INPUTS:
             raise _unknown_input(name)
+    listed = [*loss.needs, *loss.optional, *loss.parameters]
+    if twice := [name for name in dict.fromkeys(listed) if listed.count(name) > 1]:
+        raise ConfigError(twice[0], "the row names it twice in needs, optional and parameters", MEND)
     if loss.kind == "policy" and not loss.mode:
         raise ConfigError(
             "mode", "a policy loss has one, the denominator of its paper", f"set one of {', '.join(MODES)}"
@@ -211,6 +218,13 @@ def _check_dialect(loss: Loss, dialect: Dialect) -> None:
         loss.check(dialect.params)
     except ConfigError as error:
         raise error.under(where, ", ") from None
+    for name, fact in dialect.denominators.items():
+        if name not in loss.parameters or fact not in ("rows", "width"):
+            problem, remedy = f"it has {name!r}: {fact!r}", "set a parameter: 'rows' or 'width'"
+            raise ConfigError(f"{where}, denominators", problem, remedy)
+    for name in dialect.optional:
+        if name not in loss.optional:
+            raise ConfigError(f"{where}, optional", f"{name!r} is not among the row's optional inputs", MEND)
 
 
 def _check_signature(loss: Loss, signature: Mapping[str, inspect.Parameter]) -> None:
@@ -218,7 +232,10 @@ def _check_signature(loss: Loss, signature: Mapping[str, inspect.Parameter]) -> 
     for name in takes:
         if name not in (*loss.needs, *loss.optional, *loss.parameters):
             problem = f"the kernel {loss.path} takes it, and the row names it in none of needs, optional, "
-            raise ConfigError(name, f"{problem}parameters", "correct the row")
+            raise ConfigError(name, f"{problem}parameters", MEND)
+    for name in (*loss.needs, *loss.optional, *loss.parameters):
+        if name not in takes:  # **kwargs of the kernel would swallow it
+            raise ConfigError(name, f"the row names it, and {loss.path} does not take it", MEND)
     positional = [name for name, p in takes.items() if p.kind is not p.KEYWORD_ONLY]
     if positional[: len(loss.needs)] != [*loss.needs]:
         problem = (

@@ -67,9 +67,8 @@ def ask(
     are None where an error leaves them open.
     """
     found, theirs = Findings(), Findings()
-    ours = {
-        key: x for key, x in ours.items() if x is not None or key not in model.model_fields
-    }  # null: not set
+    known = model.model_fields
+    ours = {key: x for key, x in ours.items() if x is not None or key not in known}  # null: not set
     first: dict[str, Any] = {kind: own} if own else {}
     registered: dict[str, Any] = {kind: name} if name else {}
     # What the user has written counts before the registered name, and that before the defaults.
@@ -84,7 +83,7 @@ def ask(
         if option.endswith("_weight") and value == 0:  # it switches off a channel, whose options may stay
             continue
         del values[option]
-        if value not in (None, False, {}):
+        if value not in (None, {}):
             found.append(Finding("error", option, f"it is {value!r}, and {why}", remedy))
     if own and kind not in ours:
         remedy = f"name a loss: {write(kind, own)} is {framework.title}'s own"

@@ -50,8 +50,9 @@ def not_read(
     if not own:
         return
     values, alone = dict[str, Any](), [one.key for one in own if not parameters_of(one.sets, loss)]
-    with suppress(ConfigError):  # a value that the framework, or our loss, does not have either
-        values = framework.parameters(loss, {one.key: moved[one.key] for one in own})
+    for one in own:
+        with suppress(ConfigError):  # a value that the framework, or our loss, does not have either
+            values |= framework.parameters(loss, {one.key: moved[one.key]})
     shown = ", ".join(f"{one.key}={moved[one.key]!r}" for one in own)
     them = "it" if len(own) == 1 else "them"
     what = KINDS[loss.kind].plural.removeprefix("policy ")

@@ -35,7 +35,7 @@ def loss(logprobs, advantages, mask, *, entropies=None, scale, bonus="none", **o
     More of it."""
     return scale * advantages * logprobs, entropies, bonus
 pair.average, mine.mode = True, "token-sum"
-thing = 3
+thing, bare = 3, type
 '''
 MINE = Loss(
     name="mine",
@@ -84,7 +84,9 @@ def test_a_sound_row_passes() -> None:
         ({"mode": ""}, "mode: a policy loss has one, the denominator of its paper; set one of token-mean, "),
         ({"mode": "token_mean"}, "mode: unknown mode 'token_mean'; did you mean 'token-mean'?"),
         ({"dialects": (dialect(mode="sum"),)}, "mode: unknown mode 'sum'; known: "),
+        ({"optional": ("mask",)}, "mask: the row names it twice in needs, optional and parameters; correct"),
         # the kernel's signature
+        ({"optional": ("entropies", "values")}, "values: the row names it, and foreign_kernels:mine does"),
         ({"path": "foreign_kernels:critic"}, "critic_values: the kernel foreign_kernels:critic takes it"),
         ({"needs": ("logprobs", "advantages")}, "mask: the kernel foreign_kernels:mine takes it, and the"),
         ({"needs": ("logprobs", "mask", "advantages")}, "needs: they are logprobs, mask, advantages, and "
@@ -96,6 +98,8 @@ def test_a_sound_row_passes() -> None:
         ({"dialects": (dialect({"scael": 1.0}),)}, "dialect 'mine@acme', scael: unknown mine parameter"),
         ({"dialects": (dialect({"scale": -1.0}),)}, "dialect 'mine@acme', scale: it is -1.0; set a finite"),
         ({"dialects": (dialect(), dialect({"scale": 1.0}))}, "dialect 'mine@acme': the row has it twice;"),
+        ({"dialects": (dialect(denominators={"scale": "tokens"}),)}, "'mine@acme', denominators: it has"),
+        ({"dialects": (dialect(optional=("values",)),)}, "'mine@acme', optional: 'values' is not among"),
         ({"dialects": (dialect(upstream=None),)}, "dialect 'mine@None', upstream: it is None; set a string"),
         ({"dialects": (dialect(note=None),)}, "dialect 'mine@acme', note: it is None; set a string"),
         # its path
@@ -153,6 +157,7 @@ def test_the_import_path_of_one_of_ours_is_its_row() -> None:
         ("loss", {}, "policy_params.scale: 'foreign_kernels:loss' has no default for it; set it"),
         ("lost", {}, "policy: 'foreign_kernels:lost' does not exist: foreign_kernels has no function"),
         ("thing", {}, "policy: 'foreign_kernels:thing' does not exist: foreign_kernels has no function"),
+        ("bare", {}, "policy: 'foreign_kernels:bare' has no signature; name a function written in Python"),
         ("", {}, "policy: 'foreign_kernels:' does not exist: foreign_kernels has no function ''"),
         ("loss", {"scale": float("nan")}, "policy_params.scale: it is nan; set a finite number"),
         ("mine", {"scale": "x"}, "policy_params.scale: it is 'x'; set a number, as the default 0.5 is"),

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from composer_plugins.adapters.nemo_rl_loss.upstream import table_of
 from composer_plugins.adapters.slime_loss.surface import asked_of
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.nemo_rl import LOSS, NEMO_RL
@@ -61,3 +62,20 @@ def test_a_key_of_ours_stands_below_our_table_whatever_it_is_called() -> None:
     assert [one.key for one in findings] == ["composer.eps_clip"]
     _, findings = asked_of(args, {"policy": "cispo", "mode": "token-sum"})
     assert [one.key for one in findings] == ["composer.mode"]
+
+
+@pytest.mark.parametrize("value", [0, False, "", "tis"])
+def test_a_value_of_an_option_that_is_not_here_is_an_error_unless_it_is_null(value: Any) -> None:
+    (error,) = ask(SLIME, {"policy": "cispo", "old_policy": value})[1]
+    assert error.key == "old_policy" and repr(value) in error.problem
+    assert ask(SLIME, {"policy": "cispo", "old_policy": None, "hint_weight": 0})[1] == []
+
+
+def test_one_value_that_no_loss_takes_leaves_the_others_in_the_line() -> None:
+    (error,) = ask(SLIME, {"policy": "ppo"}, {"eps_clip": 0.1, "eps_clip_high": "0.3"})[1]
+    assert "clip_low" in error.remedy and "0.1" in error.remedy and "0.3" not in error.remedy
+
+
+def test_a_whole_config_in_the_place_of_its_table_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="loss_fn: it is a whole config, .* pass that table"):
+        table_of({"loss_fn": {"ratio_clip_max": 0.3}})
