@@ -161,7 +161,7 @@ def test_an_option_is_moved_from_the_default_of_its_class() -> None:
     table = {"trainer": {"algorithm": {**asdict(Algorithm()), "policy_loss_type": "composer/ppo"}}}
     assert Configs(moved=moved(Algorithm())).asked(table, "policy")[1] == []
     (error,) = Configs().asked(table, "policy")[1]
-    assert "SkyRL reads them for its own losses, and 'ppo' does not" in error.problem
+    assert "SkyRL reads them for its own losses, and 'ppo', which has nothing like" in error.problem
 
 
 def test_whose_log_probabilities_a_loss_is_given() -> None:
