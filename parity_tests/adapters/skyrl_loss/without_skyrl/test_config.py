@@ -26,7 +26,6 @@ from composer_plugins.objective.resolve import migrate, resolve
 from composer_plugins.testing.conventions import check_as
 from parity_tests.rigs.every import rows
 
-NO_KL = {Key.USE_KL: False}
 OURS = {Key.POLICY: "composer", Key.ENTRYPOINT: skyrl.ENTRYPOINT}
 ACTOR = "actor_rollout_ref.actor"
 
@@ -327,44 +326,6 @@ def test_the_doctor_reads_the_words_of_a_launch_script() -> None:
     said = " ".join(done.output.split())
     assert done.exit_code == 1 and f"error: {NODE}.hint_weight" in said
     assert "against the options of SkyRL 0.4; not looked at: trainer.seed" in said
-
-
-# By SkyRL's loss: options beside it, and in what the migration to PRIME-RL differs beside the advantage.
-OLD = "old_logprobs: trainer -> rollout engine"
-LOSSES: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "regular": ({Key.POLICY: "regular"}, [OLD]),
-    "dual_clip": ({Key.POLICY: "dual_clip"}, [OLD]),
-    "gspo": ({Key.POLICY: "gspo"}, [OLD]),
-    "cispo": ({Key.POLICY: "cispo"}, [OLD]),
-    "rollout_is": ({Key.POLICY: "rollout_is"}, []),
-    "sapo": ({Key.POLICY: "sapo"}, [OLD]),
-    "importance_sampling": (
-        {Key.POLICY: "importance_sampling"}, ["rollout_logprobs: trainer -> rollout engine"]),
-    "dppo": ({Key.POLICY: "dppo"}, []),
-    "dppo, KL": ({Key.POLICY: "dppo", Key.DPPO_TYPE: "binary_kl"}, []),
-    "composer/gspo": ({**OURS, NODE: {"policy": "gspo"}}, [OLD]),
-    "composer/vespo": ({**OURS, NODE: {"policy": "vespo"}}, [OLD]),
-    "composer/luspo": ({**OURS, NODE: {"policy": "luspo"}}, [OLD]),
-    "composer/reinforce": ({**OURS, NODE: {"policy": "reinforce"}}, []),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_goes_to_verl_and_back_unchanged(name: str) -> None:
-    objective = read(NO_KL | LOSSES[name][0], "0.4")
-    there = migrate(objective, "verl")
-    assert not there.differences
-    back = migrate(resolve("verl", there.table).required(), "skyrl", "0.4")
-    assert not back.differences
-    assert resolve("skyrl", back.table, "0.4").required().facts() == objective.facts()
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_goes_to_prime_rl_with_every_difference_named(name: str) -> None:
-    options, wanted = LOSSES[name]
-    options = NO_KL | {f"{ALGORITHM}.grpo_norm_by_std": False} | options
-    found = migrate(read(options, "0.4"), "prime-rl")
-    assert [str(one) for one in found.differences if not one.is_small] == wanted
 
 
 @pytest.mark.parametrize("loss", ["clip_cov", "kl_cov"])
