@@ -40,6 +40,14 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"policy": "grpo", "max_length": 8.0}, "max_length: it has no effect, because the denominator is"),
     ({"denominator": "token-median"}, "denominator: it is 'token-median'; set denominator to one of"),
     ({"denominator": "prompt-mean"}, "denominator: it is 'prompt-mean', which needs the prompt of"),
+    ({"denominator": ""}, "denominator: it is ''; set denominator to one of"),
+    *[
+        (
+            {"policy_weight": 0, "hint_weight": 1.0, "denominator": denominator},
+            "denominator: it has no effect, because policy_weight is 0; remove it",
+        )
+        for denominator in ("nonsense", "token-mean", "")
+    ],
     ({"policy_weight": 0.0}, "policy_weight: it is 0, and so are the other weights: nothing trains"),
     ({"calls_per_step": 0}, "calls_per_step: it is 0"),
     ({"entries": {"advantage": "A"}}, "entries.advantage: unknown input 'advantage'; did you mean"),
