@@ -186,6 +186,12 @@ def in_pairs(**entries: Tensor) -> Change:
     return change
 
 
+def cut_in_a_pair(data: list[Any], logprobs: list[Tensor]) -> None:
+    """The log-probability of a token is missing, and SimPO reads no other input."""
+    data[:] = mark_pairs(data[:2], data[2:])
+    logprobs[1] = logprobs[1][:2]
+
+
 HINT = {"policy": "reinforce", "hint_weight": 0.1}
 PAIRS = {"policy": "reinforce", "replay_weight": 1.0}
 WEIGHT = "write a finite number of at least 0"
@@ -211,6 +217,15 @@ DATA: list[tuple[dict[str, Any], Change, str]] = [
     ({}, replaced(1, old_logprobs=torch.full((3,), 0.13)), at(1, "old_logprobs") + "it holds 0.13 at an"),
     ({}, answered(1, torch.full((3,), 0.125)), ""),
     ({}, answered(1, torch.full((3,), 0.13)), "logprobs[1]: it holds 0.13 at an unmasked token, and a log-p"),
+    ({}, answered(1, torch.zeros(4).double()), "logprobs[1]: it has 4 numbers, and the datum 3 targets"),
+    (
+        {"policy_weight": 0, "replay_weight": 1.0, "replay_loss": "simpo"},
+        cut_in_a_pair,
+        "logprobs[1]: it has 2",
+    ),
+    ({}, lambda data, logprobs: logprobs.reverse(), "logprobs[0]: it has 4 numbers, and the datum 5 targets"),
+    ({}, lambda data, logprobs: data.pop(), "logprobs: there are 4, and 3 data"),
+    ({}, lambda data, logprobs: logprobs.pop(), "logprobs: there are 3, and 4 data"),
     ({}, answered(1, torch.full((3,), torch.nan)), "logprobs[1]: it holds nan at an unmasked token"),
     ({}, answered(1, torch.full((3,), 0.5)), "logprobs[1]: it holds 0.5 at an unmasked token"),
     (
