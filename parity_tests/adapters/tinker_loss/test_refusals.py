@@ -258,6 +258,7 @@ DATA: list[tuple[dict[str, Any], Change, str]] = [
             ([-0.5], "-0.5, which would train the rejected completion"),
         )
     ],
+    (PAIRS, in_pairs(pair=torch.tensor([1.7])), at(0, "pair") + "it is 1.7; write one whole number"),
     (PAIRS, in_pairs(mask=torch.zeros(5)), at(0, "mask") + "it is 0 at every target, and the datum is in a"),
     (PAIRS, in_pairs(ref_logprobs=torch.ones(5)), at(0, "ref_logprobs") + "it holds 1 at an unmasked token"),
     (
