@@ -89,11 +89,16 @@ REFERENCE, WEIGHTS = "ref_logprobs", "loss_weights"
 
 
 def streams(inputs: Any) -> Streams:
-    """The fields of LossInputs."""
+    """The fields of LossInputs; DataError for one that does not have the shape of the mask."""
     # A release without weights is an error of `check_release`.
     reference, weights = getattr(inputs, REFERENCE), getattr(inputs, WEIGHTS, None)
     logprobs, rollout_logprobs, advantages, mask = (getattr(inputs, name) for name in STREAMS)
-    return Streams(logprobs, rollout_logprobs, advantages, mask, reference, weights)
+    found = Streams(logprobs, rollout_logprobs, advantages, mask, reference, weights)
+    for name, x in zip((*STREAMS, REFERENCE, WEIGHTS), found, strict=True):
+        if x is not None and x.shape != mask.shape:
+            problem = f"its shape is {tuple(x.shape)}, and that of loss_mask {tuple(mask.shape)}"
+            raise DataError(name, problem, "pass [tokens] for both, one packed sequence")
+    return found
 
 
 def check_logprobs(found: Streams) -> None:

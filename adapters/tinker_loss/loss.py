@@ -140,7 +140,10 @@ class Loss:
         for row in range(len(data)):
             if key not in data[row].loss_fn_inputs:
                 continue
-            number = int(entry(data, row, key, ""))  # negative for the rejected completion
+            given = float(entry(data, row, key, ""))
+            if given != (number := int(given)):  # negative for the rejected completion
+                remedy = "write one whole number: mark_pairs does"
+                raise DataError(place(row, key), f"it is {given:g}", remedy)
             if self.asked.replay is None:
                 problem = "the datum is in a pair, and replay_weight is 0"
                 raise DataError(place(row, key), problem, "set replay_weight, or leave the pairs out")

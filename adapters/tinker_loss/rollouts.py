@@ -73,7 +73,7 @@ def add_teacher_logprobs(
     None is a datum without a hint, which the hint then does not train. The completion is everything from the
     first target in the mask on.
     """
-    tokens = [None if one is None else _tokens(one) for one in prompts]
+    tokens = [None if one is None else _tokens(f"prompts[{row}]", one) for row, one in enumerate(prompts)]
     key, added = ENTRIES["teacher_logprobs"], []
     for row, found in enumerate(_scored(data, teacher, tokens, mask)):
         where = read_mask(data, row, mask)
@@ -86,7 +86,8 @@ def add_ref_logprobs(data: Sequence[Any], reference: Any, *, mask: str = MASK) -
     """Add `ref_logprobs`, the log-probabilities of the completions under a SamplingClient, as DPO needs."""
     # The input that predicts target t is token t, so the prompt is one token longer than `_start`.
     starts = [_start(data, row, mask) for row in range(len(data))]
-    prompts = [_tokens(one.model_input)[: start + 1] for one, start in zip(data, starts, strict=True)]
+    seen = [_tokens(f"data[{row}].model_input", one.model_input) for row, one in enumerate(data)]
+    prompts = [one[: start + 1] for one, start in zip(seen, starts, strict=True)]
     scored = _scored(data, reference, prompts, mask)
     return [
         with_entries(one, {ENTRIES["ref_logprobs"]: found}) for one, found in zip(data, scored, strict=True)
@@ -111,10 +112,14 @@ def mark_pairs(
     return marked
 
 
-def _tokens(prompt: Any) -> list[int]:
-    """The tokens of a prompt, which is a ModelInput, a list or a tensor of them."""
+def _tokens(where: str, prompt: Any) -> list[int]:
+    """The tokens of a prompt, which is a ModelInput, a list, an array or a tensor of them."""
     found = prompt.to_ints() if hasattr(prompt, "to_ints") else prompt
-    return found.tolist() if isinstance(found, torch.Tensor) else list(found)
+    found = found.tolist() if hasattr(found, "tolist") else found
+    if not isinstance(found, Sequence) or not found or any(type(one) is not int for one in found):
+        problem = f"it is of type {type(prompt).__name__} and has no tokens"
+        raise DataError(where, problem, "pass a ModelInput or a list of tokens: tokenizer.encode(text)")
+    return list(found)
 
 
 def _start(data: Sequence[Any], row: int, key: str) -> int:
@@ -139,9 +144,12 @@ def _scored(
             futures[whole] = client.compute_logprobs(type(one.model_input).from_ints(list(whole)))
         asked.append(whole)
     scored = []
-    for whole, own, start in zip(asked, targets, starts, strict=True):
+    for row, (whole, own, start) in enumerate(zip(asked, targets, starts, strict=True)):
         length = len(own) - start
         answer = futures[whole].result() if whole else [0.0] * length
         # Of the first token there is none. Tinker returns None for it, and SkyRL's server leaves it out.
+        if whole and len(answer) not in (len(whole), len(whole) - 1):
+            problem = f"the SamplingClient returned {len(answer)} numbers for {len(whole)} tokens"
+            raise DataError(f"data[{row}]", problem, "pass a client that returns one for each token")
         scored.append(torch.tensor([0.0] * start + answer[-length:]))
     return scored

@@ -47,7 +47,7 @@ def parse(given: Mapping[str, Any]) -> Parsed:
         raise error_of(found)
     options = asked.config
     assert isinstance(options, Options)
-    mode = options.denominator or asked.choice.mode
+    mode = asked.choice.mode if options.denominator is None else options.denominator
     found += _denominator(options, asked.choice, mode)
     found += _entries(options.entries)
     enforce(found)
@@ -67,9 +67,14 @@ def _entries(entries: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _denominator(options: Options, policy: Choice, mode: str) -> Iterator[Finding]:
-    """Yield an error for a denominator that does not exist here, and for one that lacks its constant."""
-    if options.policy_weight and mode not in KNOWN_MODES:
-        problem = f"it is {mode!r}" if mode else f"policy {policy.name!r} has no denominator of its own"
+    """Yield an error for a denominator that is not here, has no effect, or lacks its constant."""
+    is_given = options.denominator is not None
+    if is_given and not options.policy_weight:
+        problem = "it has no effect, because policy_weight is 0"
+        yield Finding("error", "denominator", problem, "remove it")
+    elif options.policy_weight and mode not in KNOWN_MODES:
+        none = f"policy {policy.name!r} has no denominator of its own"
+        problem = f"it is {mode!r}" if mode or is_given else none
         problem += ", which needs the prompt of each completion" if mode == BY_PROMPT else ""
         remedy = f"set denominator to one of {', '.join(KNOWN_MODES)}"
         yield Finding("error", "denominator", problem, remedy)

@@ -118,7 +118,15 @@ class Batch(NamedTuple):
     @classmethod
     def of(cls, data: Sequence[Any], logprobs: Sequence[Tensor], mask: Tensor) -> "Batch":
         """The batch, checked; `mask` [B, T] says which tokens some channel trains."""
-        batch = cls(data, pad_sequence([*logprobs], batch_first=True), [len(one) for one in logprobs])
+        if len(data) != len(logprobs):
+            problem = f"there are {len(logprobs)}, and {len(data)} data"
+            raise DataError("logprobs", problem, "pass the data and the log-probabilities of one call")
+        lengths = [len(one) for one in logprobs]
+        for row, length in enumerate(lengths):
+            if length != (targets := len(targets_of(data, row))):
+                problem = f"it has {length} numbers, and the datum {targets} targets"
+                raise DataError(f"logprobs[{row}]", problem, "pass the data of the same call")
+        batch = cls(data, pad_sequence([*logprobs], batch_first=True), lengths)
         for row in range(len(data)):
             check_values(f"logprobs[{row}]", batch.logprobs[row], mask[row], is_logprob=True)
         return batch

@@ -141,6 +141,12 @@ def _findings(asked: Asked) -> Iterator[Finding]:
     if config.old_policy is not None and not asked.needs_old:
         problem = f"policy {policy.name!r} takes no old_logprobs"
         yield Finding("error", "old_policy", problem, "remove it")
+    clips = sorted(name for name in config.policy_params if name.startswith("clip_"))
+    if config.old_policy == "current" and asked.needs_old and clips:
+        problem = f"it is 'current', so the ratio of {policy.name!r} to the old policy is 1 at every token: "
+        problem += f"{', '.join(clips)} cannot limit how far the policy moves"
+        remedy = "set old_policy = 'rollout' for a ratio to the rollout engine, or policy = 'reinforce'"
+        yield Finding("warning", "old_policy", problem, remedy)
     has_ratio = "rollout_logprobs" in policy.loss.needs or config.old_policy == "rollout"
     if asked.correction is not None and has_ratio:
         problem = f"policy {policy.name!r} has the ratio of trainer to rollout already: it would count twice"

@@ -118,6 +118,7 @@ a loss over the whole batch | policy = "clip_cov"
 a loss that needs the top k | policy = "dppo_topk_tv"
 PPO without an old policy | policy = "grpo@trl"
 an old policy beside a loss that has none | old_policy = "rollout"
+a clip where every ratio is 1 | policy = "cispo"; old_policy = "current"; policy_params = { clip_high = 0.3 }
 a correction counted twice | rollout_correction = "tis"
 an advantage, as in verl | advantage = "rloo"
 a teacher, as in TRL | hint_weight = 0.1; hint_teacher = "ema"

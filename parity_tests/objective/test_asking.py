@@ -8,7 +8,9 @@ from composer_plugins.adapters.nemo_rl_loss.upstream import table_of
 from composer_plugins.adapters.slime_loss.surface import asked_of
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.nemo_rl import LOSS, NEMO_RL
+from composer_plugins.frameworks.prime_rl import PRIME_RL
 from composer_plugins.frameworks.slime import SLIME
+from composer_plugins.frameworks.tinker import TINKER
 from composer_plugins.objective.asking import ask
 from composer_plugins.objective.own_options import asked
 
@@ -79,3 +81,15 @@ def test_one_value_that_no_loss_takes_leaves_the_others_in_the_line() -> None:
 def test_a_whole_config_in_the_place_of_its_table_is_an_error() -> None:
     with pytest.raises(ConfigError, match="loss_fn: it is a whole config, .* pass that table"):
         table_of({"loss_fn": {"ratio_clip_max": 0.3}})
+
+
+@pytest.mark.parametrize("framework", [PRIME_RL, TINKER], ids=lambda one: one.name)
+def test_a_clip_that_is_set_where_every_ratio_is_1_is_a_warning(framework: Any) -> None:
+    clipped = {"policy": "grpo", "policy_params": {"clip_high": 0.28, "clip_low": 0.1}}
+    (warning,) = ask(framework, clipped | {"old_policy": "current"})[1]
+    assert (warning.severity, warning.key) == ("warning", "old_policy")
+    assert warning.problem.endswith(
+        "1 at every token: clip_high, clip_low cannot limit how far the policy moves"
+    )
+    for other in (clipped | {"old_policy": "rollout"}, {"policy": "grpo", "old_policy": "current"}):
+        assert ask(framework, other)[1] == []

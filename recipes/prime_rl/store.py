@@ -15,12 +15,12 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 import numpy as np
 
 from composer_plugins.adapters.prime_rl_plugin.values import Array, numbers, reference_values
-from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.errors import ConfigError, DataError, unknown
 
 Kind = Literal["reference", "replay"]
 
@@ -41,7 +41,12 @@ class Store:
         with opened(self.path) as connection:
             given = (key(token_ids, kind),)
             row = connection.execute("SELECT numbers FROM records WHERE key = ?", given).fetchone()
-        return None if row is None else np.frombuffer(row[0], dtype="<f4").astype(np.float32)
+        if row is None:
+            return None
+        if len(row[0]) != 4 * len(token_ids):
+            problem = f"the record of {len(token_ids)} tokens has {len(row[0])} bytes"
+            raise DataError(str(self.path), problem, "write it again")
+        return np.frombuffer(row[0], dtype="<f4").astype(np.float32)
 
 
 class StoreWriter:
@@ -79,8 +84,15 @@ class StoreWriter:
 
 def key(token_ids: Sequence[int], kind: Kind) -> bytes:
     """The key of a record: a digest of the token ids and the kind."""
-    content = np.asarray(token_ids, dtype="<i8").tobytes()
-    return hashlib.blake2b(content, digest_size=16, person=kind.encode()).digest()
+    if kind not in get_args(Kind):
+        raise unknown("kind", str(kind), get_args(Kind), noun="kind of record")
+    given = np.asarray(token_ids)
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        raise DataError("token_ids", f"{given.dtype} of shape {given.shape}", "pass one list of integers")
+    ids = given.astype("<i8")  # from 2**63 on they become negative
+    if (wrong := ids < 0).any():
+        raise DataError("token_ids", f"{given[wrong][0]} is not a token id", "pass ids from 0 to 2**63 - 1")
+    return hashlib.blake2b(ids.tobytes(), digest_size=16, person=kind.encode()).digest()
 
 
 @contextmanager

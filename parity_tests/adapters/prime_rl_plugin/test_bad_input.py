@@ -186,6 +186,16 @@ def test_one_reference_is_enough_and_without_a_channel_none_is_missed() -> None:
         loss_fn(inputs())
 
 
+@pytest.mark.parametrize("name", ["inference_logprobs", "advantages", "ref_logprobs", "loss_weights"])
+@pytest.mark.parametrize("shape", [(), (1,), (3, 1), (2, 3)], ids=str)
+def test_a_stream_of_another_shape_than_the_mask_is_an_error(name: str, shape: tuple[int, ...]) -> None:
+    loss_fn(inputs(), hint_weight=0.1)  # the stream may come later
+    with pytest.raises(
+        DataError, match=rf"^{name}: its shape is {re.escape(str(shape))}, and that of loss_m"
+    ):
+        loss_fn(inputs(**{name: torch.full(shape, -1.0)}), hint_weight=0.1)
+
+
 @pytest.mark.filterwarnings("ignore:.*published with the reduction")
 @pytest.mark.parametrize("where", ["trainer_logprobs", "inference_logprobs", "advantages"])
 @pytest.mark.parametrize("kwargs", [{}, {"policy": "gspo", "old_policy": "rollout"}, {"policy": "ipo"}])

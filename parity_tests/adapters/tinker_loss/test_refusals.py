@@ -40,6 +40,14 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"policy": "grpo", "max_length": 8.0}, "max_length: it has no effect, because the denominator is"),
     ({"denominator": "token-median"}, "denominator: it is 'token-median'; set denominator to one of"),
     ({"denominator": "prompt-mean"}, "denominator: it is 'prompt-mean', which needs the prompt of"),
+    ({"denominator": ""}, "denominator: it is ''; set denominator to one of"),
+    *[
+        (
+            {"policy_weight": 0, "hint_weight": 1.0, "denominator": denominator},
+            "denominator: it has no effect, because policy_weight is 0; remove it",
+        )
+        for denominator in ("nonsense", "token-mean", "")
+    ],
     ({"policy_weight": 0.0}, "policy_weight: it is 0, and so are the other weights: nothing trains"),
     ({"calls_per_step": 0}, "calls_per_step: it is 0"),
     ({"entries": {"advantage": "A"}}, "entries.advantage: unknown input 'advantage'; did you mean"),
@@ -178,6 +186,12 @@ def in_pairs(**entries: Tensor) -> Change:
     return change
 
 
+def cut_in_a_pair(data: list[Any], logprobs: list[Tensor]) -> None:
+    """The log-probability of a token is missing, and SimPO reads no other input."""
+    data[:] = mark_pairs(data[:2], data[2:])
+    logprobs[1] = logprobs[1][:2]
+
+
 HINT = {"policy": "reinforce", "hint_weight": 0.1}
 PAIRS = {"policy": "reinforce", "replay_weight": 1.0}
 WEIGHT = "write a finite number of at least 0"
@@ -203,6 +217,15 @@ DATA: list[tuple[dict[str, Any], Change, str]] = [
     ({}, replaced(1, old_logprobs=torch.full((3,), 0.13)), at(1, "old_logprobs") + "it holds 0.13 at an"),
     ({}, answered(1, torch.full((3,), 0.125)), ""),
     ({}, answered(1, torch.full((3,), 0.13)), "logprobs[1]: it holds 0.13 at an unmasked token, and a log-p"),
+    ({}, answered(1, torch.zeros(4).double()), "logprobs[1]: it has 4 numbers, and the datum 3 targets"),
+    (
+        {"policy_weight": 0, "replay_weight": 1.0, "replay_loss": "simpo"},
+        cut_in_a_pair,
+        "logprobs[1]: it has 2",
+    ),
+    ({}, lambda data, logprobs: logprobs.reverse(), "logprobs[0]: it has 4 numbers, and the datum 5 targets"),
+    ({}, lambda data, logprobs: data.pop(), "logprobs: there are 4, and 3 data"),
+    ({}, lambda data, logprobs: logprobs.pop(), "logprobs: there are 3, and 4 data"),
     ({}, answered(1, torch.full((3,), torch.nan)), "logprobs[1]: it holds nan at an unmasked token"),
     ({}, answered(1, torch.full((3,), 0.5)), "logprobs[1]: it holds 0.5 at an unmasked token"),
     (
@@ -235,6 +258,7 @@ DATA: list[tuple[dict[str, Any], Change, str]] = [
             ([-0.5], "-0.5, which would train the rejected completion"),
         )
     ],
+    (PAIRS, in_pairs(pair=torch.tensor([1.7])), at(0, "pair") + "it is 1.7; write one whole number"),
     (PAIRS, in_pairs(mask=torch.zeros(5)), at(0, "mask") + "it is 0 at every target, and the datum is in a"),
     (PAIRS, in_pairs(ref_logprobs=torch.ones(5)), at(0, "ref_logprobs") + "it holds 1 at an unmasked token"),
     (

@@ -1,6 +1,6 @@
 """Helpers that fill `loss_fn_inputs`: advantages by group, log-probabilities of a teacher, pairs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -69,16 +69,43 @@ def test_a_prompt_may_be_a_model_input_or_a_tensor() -> None:
     assert all(one == wanted for one in others)
 
 
-class SkyRL(Sampler):
-    """A SamplingClient whose server leaves out the first token."""
+@pytest.mark.parametrize(
+    "prompt", ["12", ["1", "2"], [True, 2], {5: 1}, [1.0], torch.tensor([1.5]), []], ids=repr
+)
+def test_a_prompt_without_tokens_is_named(prompt: Any) -> None:
+    with pytest.raises(
+        ComposerError, match=r"^prompts\[2\]: it is of type [a-zA-Z]* and has no tokens; pass a"
+    ):
+        add_teacher_logprobs(batch()[0], Sampler(), [[1], [1], prompt, [1]])
+
+
+class Answering(Sampler):
+    """A SamplingClient with another answer."""
+
+    def __init__(self, change: Callable[[list[Any]], list[Any]]) -> None:
+        super().__init__()
+        self.change = change
 
     def compute_logprobs(self, prompt: Input) -> Future:
-        """The log-probabilities of all tokens but the first."""
-        return Future(super().compute_logprobs(prompt).found[1:])
+        """What `change` makes of the log-probabilities."""
+        return Future(self.change(super().compute_logprobs(prompt).found))
+
+
+@pytest.mark.parametrize(
+    ("change", "count"),
+    [(lambda found: [0.0, *found[1:], -1.0], 5), (lambda found: found[2:], 2)],
+    ids=["more", "fewer"],
+)
+def test_another_count_of_log_probabilities_than_of_tokens_is_named(change: Any, count: int) -> None:
+    with pytest.raises(
+        ComposerError, match=rf"^data\[0\]: the SamplingClient returned {count} numbers for 4 tokens"
+    ):
+        add_teacher_logprobs(batch()[0], Answering(change), [[1]] * 4)
 
 
 def test_a_server_may_leave_out_the_first_token_that_has_no_log_probability() -> None:
-    teachers = (Sampler(), SkyRL())
+    """As SkyRL's does."""
+    teachers = (Sampler(), Answering(lambda found: found[1:]))
     of_tinker, of_skyrl = (add_teacher_logprobs(batch()[0], one, [[1, 2]] * 4) for one in teachers)
     for one, other in zip(of_tinker, of_skyrl, strict=True):
         numbers = (x.loss_fn_inputs["teacher_logprobs"].to_torch() for x in (one, other))

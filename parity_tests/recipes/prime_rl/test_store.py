@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.recipes.prime_rl.store import Store, StoreWriter
+from composer_plugins.recipes.prime_rl.store import Store, StoreWriter, key
 from parity_tests.rigs.paths import ROOT
 
 # Ten flushes of five records each, begun by a writer that is killed before the last one.
@@ -86,6 +86,44 @@ def test_what_cannot_be_a_record_is_rejected(tmp_path: Path, values: Any, kind: 
     with StoreWriter(tmp_path / "pairs.store") as writer, pytest.raises(DataError, match=said):
         writer.put([1, 2], values, kind)
     assert Store(writer.path).get([1, 2], kind) is None
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "said"),
+    [
+        ([1.2, 2.0], "float64 of shape .2,.; pass one list of integers"),
+        ([[1, 2], [3, 4]], r"int64 of shape \(2, 2\)"),
+        (["1", "2"], "<U1 of shape"),
+        ([1, -1], "-1 is not a token id; pass ids from 0"),
+        (np.array([1, 2**63], dtype=np.uint64), "9223372036854775808 is not a token id"),
+        ([2**64, 1], "object of shape"),
+    ],
+    ids=["floats", "nested", "strings", "negative", "beyond int64", "beyond uint64"],
+)
+def test_what_are_no_token_ids_is_rejected(tmp_path: Path, token_ids: Any, said: str) -> None:
+    writer = StoreWriter(tmp_path / "pairs.store")
+    for use in (
+        lambda: writer.put(token_ids, [-1.0] * 2, "replay"),
+        lambda: Store(writer.path).get(token_ids, "replay"),
+    ):
+        with pytest.raises(DataError, match=f"token_ids: {said}"):
+            use()
+
+
+def test_an_unknown_kind_is_named(tmp_path: Path) -> None:
+    wrong: Any = "refrence"
+    writer = StoreWriter(tmp_path / "pairs.store")
+    for use in (lambda: writer.put([1], [-1.0], wrong), lambda: Store(writer.path).get([1], wrong)):
+        with pytest.raises(ConfigError, match="unknown kind of record 'refrence'; did you mean 'reference'"):
+            use()
+
+
+@pytest.mark.parametrize("content", [bytes(3), bytes(8)])
+def test_a_record_of_another_length_than_the_tokens_is_an_error(tmp_path: Path, content: bytes) -> None:
+    with StoreWriter(tmp_path / "pairs.store") as writer:
+        writer.pending[key([1], "replay")] = content
+    with pytest.raises(DataError, match=f"the record of 1 tokens has {len(content)} bytes; write it again"):
+        Store(writer.path).get([1], "replay")
 
 
 def test_a_file_that_is_absent_or_no_store_is_an_error(tmp_path: Path) -> None:
