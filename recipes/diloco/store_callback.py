@@ -55,9 +55,11 @@ class ObjectStoreDiLoCo(OuterCallback):
         self.end_round()
 
     def end_round(self) -> None:
-        """Load the new weights, and report the round."""
+        """Load the new weights, report the round, and wait for the other replicas if it was the last one."""
         self.restore()
         self.report(self.exchange.replicas)
+        if self.done() == self.rounds:
+            self.exchange.finish()
 
     def done(self) -> int:
         """Return how many rounds have ended."""
