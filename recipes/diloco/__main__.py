@@ -14,6 +14,7 @@ from rich.console import Console
 from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.diloco import Replica
 from composer_plugins.recipes.diloco.launching import run_replicas
+from composer_plugins.recipes.diloco.object_store import ObjectStore
 from composer_plugins.recipes.shared import run_command
 
 app = typer.Typer(
@@ -49,6 +50,8 @@ def main(
         raise ConfigError("--steps", problem, "set one, so that the last round is a whole one")
     if store and lighthouse:
         raise ConfigError("--lighthouse", "--store is set too", "set one of them")
+    if store:
+        ObjectStore(store)  # an error in it is one line, and not one of each replica
     options = Replica(replica or 0, replicas, steps, sync_every, seed, timeout, lighthouse, store, host)
     if replica is None:
         sys.exit(0 if run_demo(options) else 1)

@@ -3,7 +3,7 @@
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from composer_plugins.errors import ConfigError, in_a_line
+from composer_plugins.errors import ConfigError, in_a_line, writing
 
 
 class ObjectStore:
@@ -18,6 +18,9 @@ class ObjectStore:
             raise ConfigError("store", f"{url} cannot be opened ({in_a_line(error)})", remedy) from None
         self.root = str(root).rstrip("/")
         self.is_folder = isinstance(self.files, LocalFileSystem)
+        if self.is_folder:
+            with writing("store", url):
+                self.files.makedirs(self.root, exist_ok=True)
         self.poll_seconds = 0.05 if self.is_folder else 1.0
 
     def write(self, name: str, data: bytes) -> None:

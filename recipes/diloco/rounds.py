@@ -1,24 +1,23 @@
 """Rounds of DiLoCo between replicas that share nothing but an object store.
 
-In a round, each replica writes two objects, which no other replica writes:
+In a round, each replica writes three objects, in this order:
 
 round-000003/replica-1.safetensors   the pseudo-gradient of replica 1 in round 3
-round-000003/replica-1.json          its marker, written last: the hash of that object, and what the replica
-                                     started the round with
+round-000003/replica-1.json          its marker: the hash of that object, and what the round started with
+round-000003/replica-1.result.json   the hash of the weights after the outer step
 
-A pseudo-gradient without its marker does not exist for a reader. A marker that is cut off, or has another
-hash than the object, is no marker yet. So it does not matter when a replica is killed while it writes, nor
-which part of an object a reader meets: the replica writes both again, and the reader looks again.
+A pseudo-gradient whose marker is missing or cut off does not exist for a reader. So a replica that was killed
+while it wrote trains the round again. What has its marker is not written again.
 
 A replica waits for the markers of all replicas, adds their pseudo-gradients in the order of the replicas, and
-takes the outer step. All compute the same numbers, so there is nothing to agree on. A replica that starts
-again takes the steps of the rounds that it had marked, from the first one on, and trains the next one.
+takes the outer step. All compute the same weights; other weights in a marker or a result are an error. A
+replica that starts again takes the steps of the rounds that it had marked, and trains the next one.
 """
 
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -61,18 +60,19 @@ class Rounds:
             raise ConfigError("replica", f"it is {replica}", f"number the {replicas} replicas from 0")
         self.store, self.replica, self.replicas = store, replica, replicas
         self.timeout = timeout
-        self.settings = {**settings, "replicas": replicas, "outer": vars(outer)}
+        settings = {**settings, "replicas": replicas, "outer": vars(outer)}
+        self.start = {**settings, "weights": weights_hash(weights)}  # what the next round starts with
         self.weights, self.optimizer = weights, outer.of(weights.values())
         self.done = 0  # how many rounds' outer steps were taken
 
-    @property
-    def start(self) -> dict[str, Any]:
-        """What this replica starts the next round with. It must be equal on all replicas."""
-        return {**self.settings, "weights": weights_hash(self.weights)}
-
     def is_marked(self) -> bool:
         """Return whether this replica, before it was started again, has trained the next round."""
-        return self.read(self.replica) is not None
+        if self.read(self.replica) is not None:
+            return True
+        for replica in range(self.replicas):
+            if self.store.read(f"{name_of(self.done + 1, replica)}.result.json") is not None:
+                raise self.lost(f"the own marker of round {self.done + 1} is gone; replica {replica} used it")
+        return False
 
     def synchronise(self, local: Tensors) -> None:
         """Publish what this replica trained, wait for the others, and take the outer step."""
@@ -80,48 +80,76 @@ class Rounds:
         if not all(torch.isfinite(value).all() for value in delta.values()):
             problem = f"this replica's weights are not finite after round {self.done + 1}"
             raise DataError("model", problem, "lower the learning rate, and start the replica again")
+        if self.is_marked():
+            problem = f"another process has trained round {self.done + 1} as replica {self.replica}"
+            raise DataError("replica", problem, "number each process differently, and start this one again")
         data = save(delta)
-        marker = {"sha256": hashlib.sha256(data).hexdigest(), "start": self.start}
+        marker = {"sha256": hashlib.sha256(data).hexdigest(), **self.start}
         name = name_of(self.done + 1, self.replica)
         self.store.write(f"{name}.safetensors", data)
         self.store.write(f"{name}.json", json.dumps(marker).encode())
         self.take_step()
 
     def take_step(self) -> None:
-        """Wait until all replicas have marked the round, and take its outer step."""
-        found = dict[int, Tensors]()
+        """Wait until all replicas have marked the round, take its outer step, and publish the result."""
+        gradients = self.wait_for(f"round {self.done + 1} has no marker", self.read)
+        take_outer_step(self.weights, self.optimizer, gradients)
+        self.done += 1
+        self.start["weights"] = weights_hash(self.weights)
+        name = f"{name_of(self.done, self.replica)}.result.json"
+        if self.read_start(name) is None:
+            self.store.write(name, json.dumps(self.start).encode())
+
+    def finish(self) -> None:
+        """Wait until all replicas have taken the last outer step, and compare their weights."""
+        self.wait_for(
+            f"round {self.done} has no result",
+            lambda replica: self.read_start(f"{name_of(self.done, replica)}.result.json"),
+        )
+
+    def wait_for(self, absent: str, read: Callable[[int], Any]) -> list[Any]:
+        """Return what `read` returns of each replica, as soon as it is None for none of them."""
+        found: list[Any] = [None] * self.replicas
         ends = time.monotonic() + self.timeout
         while True:
             is_over = time.monotonic() > ends
-            for replica in set(range(self.replicas)) - found.keys():
-                if (delta := self.read(replica)) is not None:
-                    found[replica] = delta
-            missing = [replica for replica in range(self.replicas) if replica not in found]
+            found = [read(number) if value is None else value for number, value in enumerate(found)]
+            missing = [str(number) for number, value in enumerate(found) if value is None]
             if not missing:
-                break
+                return found
             if is_over:
-                names = ", ".join(map(str, missing))
-                problem = (
-                    f"round {self.done + 1} has no marker of replica {names} after {self.timeout:g} seconds"
-                )
+                problem = f"{absent} of replica {', '.join(missing)} after {self.timeout:g} seconds"
                 raise DataError("replicas", problem, "start the missing ones again, and then this one")
             time.sleep(self.store.poll_seconds)
-        take_outer_step(self.weights, self.optimizer, [found[replica] for replica in range(self.replicas)])
-        self.done += 1
 
     def read(self, replica: int) -> Tensors | None:
         """Return the pseudo-gradient of a replica in the next round, or None if it is not marked."""
         name = name_of(self.done + 1, replica)
+        if (marker := self.read_start(f"{name}.json")) is None:
+            return None
+        data = self.store.read(f"{name}.safetensors")
+        if data is None or hashlib.sha256(data).hexdigest() != marker.get("sha256"):
+            raise self.lost(f"{name}.safetensors is not what its marker says")
+        return load(data)
+
+    def read_start(self, name: str) -> dict[str, Any] | None:
+        """Return a marker or a result, after comparing it with `start`; None if it is absent or cut off."""
         try:
-            marker = json.loads(self.store.read(f"{name}.json") or b"")
+            found = json.loads(self.store.read(name) or b"")
         except ValueError:
             return None
+        if not isinstance(found, dict) or not self.start.keys() <= found.keys():
+            raise self.lost(f"{name} is damaged")
         for key, here in self.start.items():
-            if (there := marker["start"].get(key)) != here:
-                problem = f"{self.store.url} has {name}, which was made with {key} {there} and not {here}"
+            if found[key] != here:
+                problem = f"{name} was made with {key} {found[key]} and not {here}"
+                if key == "weights" and self.done:
+                    raise self.lost(f"{problem}, and the settings are equal")
                 remedy = "start all replicas with the same settings and weights, and a new run in a new store"
-                raise ConfigError("store", problem, remedy)
-        data = self.store.read(f"{name}.safetensors")
-        if data is None or hashlib.sha256(data).hexdigest() != marker["sha256"]:
-            return None
-        return load(data)
+                raise ConfigError("store", f"in {self.store.url}, {problem}", remedy)
+        return found
+
+    def lost(self, problem: str) -> DataError:
+        """Return the error for an object that is not what the replicas have used."""
+        problem = f"in {self.store.url}, {problem}: the store has lost data, or two processes have one number"
+        return DataError("store", problem, "begin a new run in a new store, or restore this one")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.diloco.callback import OnRound, OuterCallback
 from composer_plugins.recipes.diloco.object_store import ObjectStore
 from composer_plugins.recipes.diloco.outer import OuterOptimizer, load_weights, trained_weights, weights_hash
@@ -44,6 +45,9 @@ class ObjectStoreDiLoCo(OuterCallback):
             settings={"sync_every": self.sync_every, "frozen_weights": weights_hash(frozen)},
         )
         while self.exchange.is_marked():
+            if self.done() == self.rounds:
+                problem = f"training would end after round {self.rounds}, and {self.store.url} has more"
+                raise ConfigError("max_steps", problem, "set at least as many steps as before")
             self.exchange.take_step()
             self.end_round()
 
@@ -55,9 +59,11 @@ class ObjectStoreDiLoCo(OuterCallback):
         self.end_round()
 
     def end_round(self) -> None:
-        """Load the new weights, and report the round."""
+        """Load the new weights, report the round, and wait for the other replicas if it was the last one."""
         self.restore()
         self.report(self.exchange.replicas)
+        if self.done() == self.rounds:
+            self.exchange.finish()
 
     def done(self) -> int:
         """Return how many rounds have ended."""

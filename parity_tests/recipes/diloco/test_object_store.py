@@ -18,6 +18,13 @@ def test_an_object_is_read_as_it_was_written_last(kind: str, tmp_path: Path) -> 
         assert ObjectStore(url).read("round-1/a") == data
 
 
+@pytest.mark.parametrize("below", ["", "/run1"])
+def test_a_file_instead_of_a_folder_is_an_error(below: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=f"store: '{tmp_path}/file{below}' cannot be written"):
+        ObjectStore(f"{tmp_path}/file{below}")
+
+
 @pytest.mark.parametrize("url", ["nothing://here", "s3://bucket/run"])
 def test_a_store_that_cannot_be_opened_is_an_error(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)  # not installed

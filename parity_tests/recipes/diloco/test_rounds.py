@@ -1,4 +1,4 @@
-"""Rounds over an object store: the weights of all replicas are equal, and nothing that was marked is lost."""
+"""Rounds over an object store: the weights of all replicas are equal, or it is an error."""
 
 import random
 import signal
@@ -97,21 +97,85 @@ def test_what_is_not_marked_as_a_whole_does_not_exist_for_a_reader(tmp_path: Pat
     local = Learner().train(writer.weights, 1)
     with pytest.raises(DataError, match="no marker of replica 0"):
         writer.synchronise(local)
-    tensors, marker = (tmp_path / f"round-000001/replica-1{kind}" for kind in (".safetensors", ".json"))
+    marker = tmp_path / "round-000001/replica-1.json"
     assert reader.read(1) is not None
-    whole, text = tensors.read_bytes(), marker.read_text()
-    for half in (whole[: len(whole) // 2], b"", save(weights_of(5))):  # the last: of another attempt
-        tensors.write_bytes(half)
-        assert reader.read(1) is None
-    tensors.write_bytes(whole)
+    text = marker.read_text()
     for half_of_it in ("", text[: len(text) // 2]):
         marker.write_text(half_of_it)
         assert reader.read(1) is None
     marker.unlink()
     assert reader.read(1) is None
-    marker.write_text(text)
-    tensors.unlink()
-    assert reader.read(1) is None
+
+
+LOST = "the store has lost data, or two processes have one number; begin a new run in a new store"
+
+
+def train_one_round(url: Path, replicas: int = 2) -> None:
+    log = str(url.with_suffix(".log"))
+    with ThreadPoolExecutor(replicas) as pool:
+        runs = [pool.submit(run_replica, str(url), number, replicas, 1, log) for number in range(replicas)]
+    assert [run.result() for run in runs] == [None] * replicas
+
+
+@pytest.mark.parametrize(
+    ("end", "data", "said"),
+    [
+        (".safetensors", b"cut off", "replica-0.safetensors is not what its marker says"),
+        (".safetensors", save(weights_of(5)), "replica-0.safetensors is not what its marker says"),
+        (".safetensors", None, "replica-0.safetensors is not what its marker says"),
+        (".json", None, "the own marker of round 1 is gone; replica 0 used it"),
+        (".json", b'{"sha', "the own marker of round 1 is gone; replica 0 used it"),
+        (".json", b"{}", "round-000001/replica-0.json is damaged"),
+        (".json", b"[]", "round-000001/replica-0.json is damaged"),
+        (".json", b"null", "round-000001/replica-0.json is damaged"),
+        (".result.json", b"null", "round-000001/replica-0.result.json is damaged"),
+    ],
+)
+def test_what_the_store_has_lost_is_not_trained_again(
+    end: str, data: bytes | None, said: str, tmp_path: Path
+) -> None:
+    """After the last round, when nobody would meet the other weights in a next one."""
+    train_one_round(tmp_path / "store")
+    damaged = tmp_path / f"store/round-000001/replica-0{end}"
+    damaged.unlink() if data is None else damaged.write_bytes(data)
+    before = {file: file.read_bytes() for file in tmp_path.glob("store/*/*")}
+    with pytest.raises(DataError, match=f"{said}: {LOST}"):
+        run_replica(str(tmp_path / "store"), 0, 2, 1, str(tmp_path / "log"), attempt=1)
+    assert {file: file.read_bytes() for file in tmp_path.glob("store/*/*")} == before
+
+
+def test_a_second_process_with_the_same_number_is_an_error(tmp_path: Path) -> None:
+    """Also where it has looked for the marker before the first one has written it."""
+    first, late, later = (make_rounds(tmp_path) for _ in range(3))
+    first.synchronise(Learner().train(first.weights, 0))
+    with pytest.raises(DataError, match="replica: another process has trained round 1 as replica 0"):
+        late.synchronise(Learner().train(late.weights, 1))
+    later.is_marked = lambda: False  # type: ignore[method-assign]
+    with pytest.raises(DataError, match=f"replica-0.result.json was made with weights .*{LOST}"):
+        later.synchronise(Learner().train(later.weights, 2))
+
+
+def test_other_weights_in_a_later_round_have_another_cause(tmp_path: Path) -> None:
+    """Not other settings, which are compared before."""
+    train_one_round(tmp_path / "store")
+    result = tmp_path / "store/round-000001/replica-1.result.json"
+    exchange = make_rounds(tmp_path / "store", 0, 2)
+    exchange.take_step()
+    for name in (result, tmp_path / "store/round-000002/replica-1.json"):
+        name.parent.mkdir(exist_ok=True)
+        name.write_text(result.read_text().replace(exchange.start["weights"], "other"))
+    for check in (exchange.finish, exchange.take_step):
+        with pytest.raises(DataError, match=f"weights other and not .*, and the settings are equal: {LOST}"):
+            check()
+
+
+def test_the_end_waits_for_the_results_of_all_replicas(tmp_path: Path) -> None:
+    train_one_round(tmp_path / "store")
+    (tmp_path / "store/round-000001/replica-1.result.json").unlink()
+    exchange = make_rounds(tmp_path / "store", 0, 2, timeout=0.1)
+    exchange.take_step()
+    with pytest.raises(DataError, match="replicas: round 1 has no result of replica 1 after 0.1 seconds"):
+        exchange.finish()
 
 
 def test_replicas_that_do_not_come_are_named_after_the_timeout(tmp_path: Path) -> None:
@@ -133,7 +197,7 @@ def test_replicas_that_do_not_come_are_named_after_the_timeout(tmp_path: Path) -
 def test_other_settings_or_weights_are_an_error(change: dict[str, Any], said: str, tmp_path: Path) -> None:
     first = make_rounds(tmp_path)
     first.synchronise(Learner().train(first.weights, 0))
-    with pytest.raises(ConfigError, match=f"round-000001/replica-0, which was made with {said}"):
+    with pytest.raises(ConfigError, match=f"round-000001/replica-0.json was made with {said}"):
         make_rounds(tmp_path, **change).is_marked()
 
 

@@ -58,22 +58,33 @@ def test_options_that_do_not_go_with_diloco_are_errors(changed: dict[str, Any], 
         number_of_rounds(*arguments(**changed), 4)
 
 
+def train(store: Path, max_steps: int, steps: int) -> str:
+    """Train the only replica for so many steps, until it should stop; return the hash of its weights."""
+    diloco = ObjectStoreDiLoCo(store=str(store), replica=0, replicas=1, sync_every=1)
+    model, control = torch.nn.Linear(2, 1), SimpleNamespace(should_training_stop=False)
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+    args, state = arguments(max_steps=max_steps)
+    diloco.on_train_begin(args, state, control, model=model)
+    for _ in range(steps):
+        assert not control.should_training_stop
+        with torch.no_grad():
+            model.weight.add_(1.0)
+        diloco.on_step_end(args, state, control)
+    assert control.should_training_stop
+    return weights_hash(trained_weights(model))
+
+
 def test_a_replica_that_starts_when_the_run_is_over_has_its_weights(tmp_path: Path) -> None:
     """The trainer takes one step before it looks whether it should stop."""
+    assert train(tmp_path, max_steps=2, steps=2) == train(tmp_path, max_steps=2, steps=1)
 
-    def make() -> ObjectStoreDiLoCo:
-        return ObjectStoreDiLoCo(store=str(tmp_path), replica=0, replicas=1, sync_every=1)
 
-    model, again = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
-    again.load_state_dict(model.state_dict())
-    args, state = arguments(max_steps=2)
-    for diloco, own, steps in ((make(), model, 2), (make(), again, 1)):
-        control = SimpleNamespace(should_training_stop=False)
-        diloco.on_train_begin(args, state, control, model=own)
-        for _ in range(steps):
-            assert not control.should_training_stop
-            with torch.no_grad():
-                own.weight.add_(1.0)
-            diloco.on_step_end(args, state, control)
-        assert control.should_training_stop
-    assert weights_hash(trained_weights(again)) == weights_hash(trained_weights(model))
+def test_a_run_goes_on_with_more_steps_and_not_with_fewer(tmp_path: Path) -> None:
+    train(tmp_path / "short", max_steps=2, steps=2)
+    assert train(tmp_path / "short", max_steps=4, steps=2) == train(tmp_path / "long", max_steps=4, steps=4)
+    said = (
+        "max_steps: training would end after round 2, and .* has more; set at least as many steps as before"
+    )
+    with pytest.raises(ConfigError, match=said):
+        train(tmp_path / "short", max_steps=2, steps=1)

@@ -129,6 +129,7 @@ def run_replica(
         write_line(log, ["trains", replica, attempt, exchange.done])
         exchange.synchronise(learner.train(exchange.weights, replica, pause))
         write_line(log, ["weights", exchange.done - 1, weights_hash(exchange.weights)])
+    exchange.finish()
     write_line(log, ["ended", replica, weights_hash(exchange.weights)])
 
 
