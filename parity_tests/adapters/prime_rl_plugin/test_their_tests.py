@@ -65,7 +65,7 @@ def test_its_own_test_passes_with_our_loss(
 
     def with_ours(config: Any) -> Any:
         if isinstance(config, upstream.config.DefaultLossConfig):
-            kwargs, _ = migration.kwargs_of(config.model_dump())
+            kwargs = migration.kwargs_of(config.model_dump())
             config = upstream.config.CustomLossConfig(import_path=OURS, kwargs=kwargs)
         return setup(config)
 
