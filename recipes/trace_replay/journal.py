@@ -2,7 +2,7 @@
 
 A line is on the disk before the next request is sent in its place. A process that is killed, or a machine
 that loses power, therefore loses at most the answers of the requests in flight. Half of a last line is cut
-off when the journal is opened again.
+off when the journal is opened again. A line that could not be written whole is cut off at once.
 """
 
 import fcntl
@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, TypeAdapter
 
 from composer_plugins.errors import ConfigError, DataError, writing
 from composer_plugins.recipes.trace_replay.states import Message
@@ -46,6 +48,55 @@ class Score:
     start: int  # the position of the action's first token
 
 
+class _Function(BaseModel):
+    name: str
+    arguments: str
+
+
+class _Call(BaseModel):
+    function: _Function
+
+
+class _Message(BaseModel):
+    content: str
+    tool_calls: list[_Call] = []
+
+
+class _Exact(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class _Tokens(_Exact):
+    token_ids: list[int]
+    logprobs: list[float]
+    start: int
+
+
+class _Line(_Exact):
+    state: str
+    teacher: str
+    sample: int
+    usd: NonNegativeFloat
+
+
+class _AnswerLine(_Line):
+    message: _Message
+    finish_reason: str
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _ScoreLine(_Line):
+    score: _Tokens
+
+
+class _ErrorLine(_Line):
+    error: str
+
+
+LINE = TypeAdapter[Any](_AnswerLine | _ScoreLine | _ErrorLine)
+
+
 class Journal(AbstractContextManager["Journal"]):
     """The journal at `path`, which is created if there is none. One process at a time has it open."""
 
@@ -54,7 +105,7 @@ class Journal(AbstractContextManager["Journal"]):
         if not create and not path.exists():
             raise ConfigError(str(path), "there is no journal", "run the command `replay` first")
         with writing(str(path), path):
-            self._file = path.open("a+b")
+            self._file = path.open("a+b", buffering=0)
         try:
             self._open()
         except (ConfigError, DataError):
@@ -78,24 +129,29 @@ class Journal(AbstractContextManager["Journal"]):
     def _entry(self, number: int, line: bytes) -> dict[str, Any]:
         try:
             entry: dict[str, Any] = json.loads(line)
-            _row(entry), entry["usd"]
-        except (ValueError, KeyError, TypeError):
+            LINE.validate_python(entry, strict=True)
+        except (ValueError, RecursionError):
             problem = "the line is not one of a journal of this recipe"
             raise DataError(f"{self.path}:{number}", problem, "remove it, or name another folder") from None
         return entry
 
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError):  # `add` has raised it
-            self._file.close()
+        self._file.close()
 
     def add(self, row: Row, *, usd: float, **result: Any) -> None:
         """Write how a request ended: `message` and `finish_reason`, or `score`, or `error`."""
         state, teacher, sample = row
         entry = {"state": state, "teacher": teacher, "sample": sample, "usd": usd, **result}
+        end, rest = self._file.seek(0, os.SEEK_END), json.dumps(entry).encode() + b"\n"
         with writing(str(self.path), self.path):
-            self._file.write(json.dumps(entry).encode() + b"\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            try:
+                while rest:  # the system may write less than it is given
+                    rest = rest[self._file.write(rest) :]
+                os.fsync(self._file.fileno())
+            except OSError:
+                with suppress(OSError):  # what cannot be truncated either: a device
+                    self._file.truncate(end)
+                raise
         self._entries.append(entry)
         self.spent += usd
         self.failed[row] += "error" in result

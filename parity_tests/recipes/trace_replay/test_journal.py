@@ -1,5 +1,7 @@
 """The journal: what is written stays, half a last line goes, and one process at a time."""
 
+import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -58,7 +60,29 @@ def test_a_second_process_is_an_error(tmp_path: Path) -> None:
     Journal(tmp_path / "j").__exit__()
 
 
-@pytest.mark.parametrize("line", ["what somebody wrote", "[]", '{"state": "s"}', ""])
+ANSWER = {"state": "s", "teacher": "t", "sample": 0, "usd": 0.0, "message": MESSAGE, "finish_reason": "stop"}
+SCORED = {"state": "s", "teacher": "t", "sample": SCORE, "usd": 0.0}
+TOKENS = {"token_ids": [1], "logprobs": [0.0], "start": 0}
+CALL = {"function": {"name": "Bash", "arguments": {}}}  # and should be JSON text
+WRONG = [
+    *(ANSWER | {"usd": usd} for usd in ("1", None, -1, float("nan"), float("inf"), 10**400)),
+    *(ANSWER | {"sample": sample} for sample in ("0", True, [0])),
+    *(
+        ANSWER | {"message": message}
+        for message in ("text", {"content": None}, MESSAGE | {"tool_calls": [CALL]})
+    ),
+    *({key: ANSWER[key] for key in ANSWER if key != missing} for missing in ANSWER),
+    *(
+        ANSWER | one
+        for one in ({"state": ["s"]}, {"teacher": None}, {"finish_reason": None}, {"error": "both"})
+    ),
+    *(SCORED | {"score": score} for score in (None, {}, TOKENS | {"start": "0"}, TOKENS | {"end": 1})),
+    SCORED | {"error": None},
+]
+LINES = ["what somebody wrote", "[]", '{"state": "s"}', "", "[" * 100_000, *map(json.dumps, WRONG)]
+
+
+@pytest.mark.parametrize("line", LINES, ids=range(len(LINES)))
 def test_a_line_that_is_none_of_a_journal_is_an_error_that_names_it(tmp_path: Path, line: str) -> None:
     with Journal(tmp_path / "j") as journal:
         journal.add(ROW, usd=0.0, message=MESSAGE, finish_reason="stop")
@@ -69,6 +93,25 @@ def test_a_line_that_is_none_of_a_journal_is_an_error_that_names_it(tmp_path: Pa
     ):
         Journal(tmp_path / "j")
     assert (tmp_path / "j").read_text() == text
+
+
+def test_nothing_of_a_line_that_cannot_be_written_stays(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Journal(tmp_path / "j") as journal:
+        journal.add(ROW, usd=0.5, error="first")
+        size = (tmp_path / "j").stat().st_size
+        for room in (0, 30):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, hard))
+            try:
+                with pytest.raises(ConfigError, match="cannot be written"):
+                    journal.add(("lost", "t", 0), usd=0.25, error="second")
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            assert (tmp_path / "j").stat().st_size == size
+        journal.add(("s", "t", 1), usd=0.5, error="third")
+        assert journal.spent == 1.0
+    with Journal(tmp_path / "j") as journal:
+        assert not journal.has_half_line and journal.failures() == ["first", "third"]
 
 
 def test_a_journal_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:

@@ -28,6 +28,10 @@ FORMS: dict[str, tuple[st.SearchStrategy[str], str]] = {
     "Secret Keyword": (chars(9).map("k1-{}".format), 'client = Client(api_key="{}")'),
     "OpenAI Token": (chars(20).map("sk-proj-a{0}T3BlbkFJ{0}".format), "key {} or"),
     "Stripe Access Key": (chars(24).map("sk_live_{}".format), "{}"),
+    "Anthropic Token": (chars(30).map("sk-ant-api03-{}".format), "{}"),
+    "Hugging Face Token": (chars(34).map("hf_{}".format), "HF_TOKEN={}"),
+    "Google API Key": (chars(35).map("AIza{}".format), "?key={}&x"),
+    "Authorization Header": (chars(12).map("k3-{}".format), 'curl -H "Authorization: Bearer {}"'),
 }
 ENV_FORM = "Secret Keyword", (chars(9).map("k2-{}".format), "export DB_PASSWORD='{}'")
 WORDS = st.sampled_from(["the build failed", "def f(x):", "a = b", "", "é ☃", '{"k": [1, 2]}', "x\ny"])
@@ -70,7 +74,7 @@ def test_no_planted_secret_stays_and_arguments_stay_json(
 
 
 KEY = "-----BEGIN {0}-----\nMIIEpAIBAAKCAQEA7\nq83vq83vEjRWeA==\n-----END {0}-----"
-KINDS = ("RSA ", "OPENSSH ", "")
+KINDS = ("RSA ", "OPENSSH ", "ENCRYPTED ", "")
 LABELS = [*(f"{kind}PRIVATE KEY" for kind in KINDS), "PGP PRIVATE KEY BLOCK"]
 
 
@@ -103,6 +107,14 @@ def test_a_short_secret_or_a_plain_word_is_replaced_in_its_line_only() -> None:
             '{"content": "A=1\\nDB_PASSWORD=\\"[REDACTED Secret Keyword]\\"\\n"}',
         ),
         ('{"command": "AKIAIOSFODNN7EXAMPLE', '{"command": "[REDACTED AWS Access Key]'),  # no JSON
+        ('{"password": "line1\\nline2"}', '{"password": "[REDACTED Secret Keyword]"}'),
+        ('{"password": "hun\\"ter2x9"}', '{"password": "[REDACTED Secret Keyword]"}'),
+        ('{"apiKey": "$KEY", "n": 1}', '{"apiKey": "[REDACTED Secret Keyword]", "n": 1}'),
+        ('{"credentials": {"value": ["abc"]}}', '{"credentials": {"value": ["[REDACTED Secret Keyword]"]}}'),
+        ('{"x-auth-token": 12345678901}', '{"x-auth-token": "[REDACTED Secret Keyword]"}'),
+        ('{"AKIAIOSFODNN7EXAMPLE": 1}', '{"[REDACTED AWS Access Key]": 1}'),
+        ('{"token": "hunter2x9", "token": ""}', '{"token": ""}'),
+        ('{"max_tokens": 4096, "tokenizer": "a/b-1"}', '{"max_tokens": 4096, "tokenizer": "a/b-1"}'),
     ],
 )
 def test_a_secret_in_the_arguments_of_a_call_is_found(arguments: str, expected: str) -> None:
@@ -111,18 +123,45 @@ def test_a_secret_in_the_arguments_of_a_call_is_found(arguments: str, expected: 
     assert arguments_of(clean)[-1] == expected
 
 
-# What the README says is not found: values without quotes, and forms that detect-secrets 1.5 does not know.
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"body": "{\\"password\\": \\"hunter2x9\\"}"}',
+        'curl -d "{\\"password\\": \\"hunter2x9\\"}"',
+        '"{\\"a\\": \\"{\\\\\\"password\\\\\\": \\\\\\"hunter2x9\\\\\\"}\\"}"',
+        '{"password": "hun\\"hunter2x9"}',
+        '{"password": "hunter2x9',
+        'password := "hunter2x9"',
+        "api_key: str = b'hunter2x9'",
+        'passphrase="hunter2x9"',
+        'password="$hunter2x9"',
+        '{"access_token": "hunter2x9"}',
+        "redis://:hunter2x9@host/0",
+        "postgres://u:s3/hunter2x9@host/db",
+        "postgres://u:p@hunter2x9@host/db",
+        "github_pat_11hunter2x9_1a1a1a1a1a1a1a",
+    ],
+)
+def test_a_secret_in_a_text_is_found(text: str) -> None:
+    (clean,), _ = redacted([of(text)])
+    assert "hunter2x9" not in json.dumps(clean._asdict())
+
+
+def test_a_secret_that_is_a_key_in_a_part_of_a_content_is_found() -> None:
+    part = {"type": "text", "text": "x", "meta": {"AKIAIOSFODNN7EXAMPLE": 1}}
+    (clean,), _ = redacted([of("x")._replace(messages=[{"role": "user", "content": [part]}])])
+    assert clean.messages[0]["content"][0]["meta"] == {"[REDACTED AWS Access Key]": 1}
+
+
+# What the README says is not found: values without quotes, and placeholders.
 NOT_FOUND = [
     "DB_PASSWORD=hunter2-hunter2",
     "password: hunter2-hunter2",
     "mysql --password hunter2-hunter2",
     "curl -u bob:hunter2-hunter2 https://x.example",
-    "Authorization: Bearer abcdef123456",
-    '{"access_token": "abcdef123456"}',
-    "sk-ant-api03-A1b2A1b2A1b2A1b2A1b2A1b2",
-    "hf_Ab1Ab1Ab1Ab1Ab1Ab1Ab1Ab1Ab1Ab1Ab1Ab1",
-    "github_pat_1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a",
-    "AIzaB1B1B1B1B1B1B1B1B1B1B1B1B1B1B1B1B1B1",
+    '{"token": "abcdef123456"}',
+    '{"password": {"value": "abcdef123456"}}',
+    'password = "{hunter2-hunter2}"',
 ]
 NO_SECRET = [
     "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
@@ -131,6 +170,10 @@ NO_SECRET = [
     "secret = get_secret(name)",
     'password = "{password}"',
     'password = "$PASSWORD"',
+    'curl -d "{\\"password\\": \\"$password\\"}"',
+    "{ Authorization: `Bearer ${token}` }",
+    "http://127.0.0.1:5173/@vite/client and postgres://$USER:$PGPASSWORD@db and http://{user}:{password}@db",
+    "hf_hub_download_with_many_retries()",
     'api_key = "abc"',
     "http://127.0.0.1:8000 and 8.8.8.8",
     "550e8400-e29b-41d4-a716-446655440000",
