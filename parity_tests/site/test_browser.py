@@ -14,7 +14,7 @@ LOSSES = {loss.kind: loss for loss in LONGEST}.values()
 PAGES = [
     "index", "docs/install", "docs/commands", "docs/trl", "docs/trl_options", "docs/verl", "docs/prime_rl",
     "losses/index", "losses/names", "losses/laws", "docs/denominators", "docs/writing_a_loss",
-    "docs/checking_a_loss", "docs/parity", "docs/mistakes", "docs/memory", "docs/migrate",
+    "docs/checking_a_loss", "docs/parity", "docs/mistakes", "docs/migrate",
     "docs/trl_support", "parity_tests/divergences", "benchmarks/index", "docs/status", "CHANGELOG",
     "recipes/trl/index", "kernels/policy/scored.py",
 ]  # fmt: skip
