@@ -36,7 +36,9 @@ class ComposerError(Exception):
         return "\n".join(one.args[0] for one in (self, *self.others))
 
     def under(self, prefix: str, separator: str = ".") -> Self:
-        """The same error with its key below `prefix`: "policy" becomes "algorithm.composer.policy"."""
+        """The error with its key below `prefix`, if any: "policy" becomes "algorithm.composer.policy"."""
+        if not prefix:
+            return self
         error = type(self)(f"{prefix}{separator}{self.key}", self.problem, self.remedy)
         error.others = tuple(one.under(prefix, separator) for one in self.others)
         return error

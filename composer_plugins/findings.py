@@ -36,8 +36,8 @@ class Finding(NamedTuple):
         return [cls.from_error(one) for one in (error, *error.others)]
 
     def under(self, prefix: str) -> "Finding":
-        """The same finding with its key below `prefix`: "policy" becomes "algorithm.composer.policy"."""
-        return self._replace(key=f"{prefix}.{self.key}")
+        """The finding with its key below `prefix`, if any: "policy" becomes "algorithm.composer.policy"."""
+        return self._replace(key=f"{prefix}.{self.key}") if prefix else self
 
     def without(self, prefix: str) -> "Finding":
         """The same finding with its key from below `prefix`: the inverse of `under`."""
@@ -53,7 +53,7 @@ class Findings(list[Finding]):
         try:
             yield
         except ConfigError as error:
-            self += Finding.all_from(error.under(prefix) if prefix else error)
+            self += Finding.all_from(error.under(prefix))
 
     @property
     def errors(self) -> list[Finding]:

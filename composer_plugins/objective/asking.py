@@ -74,10 +74,10 @@ def ask(
     # What the user has written counts before the registered name, and that before the defaults.
     values = {**first, **defaults, **registered, **ours}
     # The row is looked up only where something asks for it: it loads the rows of its kind.
-    loss = named(values, kind) if moved or {*ours} - {*model.model_fields} else None
+    loss = named(values, kind) if moved or {*ours} - {*known} else None
     for option in [one for one in ours if one in framework.unavailable]:
         why, remedy = framework.unavailable[option]
-        if option not in model.model_fields and loss is not None and is_of(loss, option):
+        if option not in known and loss is not None and is_of(loss, option):
             continue
         value = values[option]
         if option.endswith("_weight") and value == 0:  # it switches off a channel, whose options may stay
@@ -108,7 +108,7 @@ def ask(
                 framework.require(choice)
         found += _findings(asked) if kind == "policy" and asked.chosen else ()
         found += unlikely(asked.chosen) if asked.chosen and config.policy_weight else ()
-    return asked, Findings([*theirs, *(one.under(at) if at else one for one in found)])
+    return asked, Findings([*theirs, *(one.under(at) for one in found)])
 
 
 def named(values: Mapping[str, Any], kind: Kind) -> Loss | None:

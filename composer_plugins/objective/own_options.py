@@ -79,7 +79,7 @@ def examined(
         objective = own.objective(table, ours.choice)
     if objective is None:
         return None, found
-    found += (one.under(at) if at else one for one in _twice(framework, objective, ours))
+    found += (one.under(at) for one in _twice(framework, objective, ours))
     if ours.correction is not None:
         objective = replace(objective, correction=ours.correction)
     with found.collected(at):
