@@ -13,8 +13,8 @@ from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Kind, Loss, of_kind
 
+WEIGHTS = ("policy_weight", "hint_weight", "replay_weight")  # of the channels
 # Options that only an estimator of ours reads.
-WEIGHTS = ("policy_weight", "hint_weight", "replay_weight")
 ADVANTAGE_OPTIONS = ("advantage", "advantage_params", "on_bad_reward")
 
 
@@ -111,7 +111,7 @@ class ComposerConfig(BaseModel):
         ]
 
     def _check_weights(self, unavailable: Collection[str]) -> None:
-        if not (self.policy_weight or self.hint_weight or self.replay_weight):
+        if not any(getattr(self, one) for one in WEIGHTS):
             weights = [one for one in WEIGHTS if one not in unavailable]
             problem = f"it is 0{', and so are the other weights' if weights[1:] else ''}: nothing trains"
             raise ConfigError("policy_weight", problem, f"set {' or '.join(weights)} to a number above 0")

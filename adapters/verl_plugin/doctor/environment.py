@@ -13,10 +13,8 @@ NOUNS = {"estimators": "estimator", "losses": "policy loss"}
 
 def environment(facts: Facts, python: str) -> Iterator[Finding]:
     """Yield what is wrong apart from the options."""
-    found, missing = (
-        facts["verl"],
-        [noun for kind, noun in NOUNS.items() if not any(map(is_ours, facts[kind]))],
-    )
+    found = facts["verl"]
+    missing = [noun for kind, noun in NOUNS.items() if not any(map(is_ours, facts[kind]))]
     shown = f'correct that: {python} -W default -c "import verl" shows it'
     if facts["package"]:
         problem = f"{python}, which will train, cannot import composer-plugins: {facts['package']}"
