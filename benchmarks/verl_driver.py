@@ -49,27 +49,19 @@ def measure(folder: Path, rows: int, tokens: int, k: int) -> None:
     import transfer_queue
     from transfer_queue import KVBatchMeta
     from transformers import AutoTokenizer
-    from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-    from benchmarks.verl_worker import config_of
-    from composer_plugins.adapters.verl_plugin.surface import parse_channels
+    from benchmarks.verl_worker import config_of, started
+    from composer_plugins.adapters.verl_plugin.surface import channels_of_node
     from composer_plugins.adapters.verl_plugin.sync_trainer import hint, scoring
     from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
-    from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopKLogprobsWorker
 
     node = NODE | {"hint_top_k": k}
     config = config_of(folder, node)
     config.data.max_response_length = tokens
     ray.init(num_cpus=32, num_gpus=1, include_dashboard=False, object_store_memory=1 << 28)
     transfer_queue.init(config.transfer_queue)
-    worker = RayClassWithInitArgs(
-        ray.remote(TopKLogprobsWorker), config=config.actor_rollout_ref, role="actor"
-    )
-    group = RayWorkerGroup(
-        RayResourcePool([1], use_gpu=True, max_colocate_count=1), worker, device_name="cpu"
-    )
-    group.init_model()
+    group = started(config)
     group._dispatch_info["actor"] = group._query_dispatch_info("actor")
     seconds = {"model": 0.0}
     scored = group.compute_log_prob
@@ -79,7 +71,7 @@ def measure(folder: Path, rows: int, tokens: int, k: int) -> None:
         scored(meta)
         seconds["model"] += time.perf_counter() - start
 
-    trainer: Any = SimpleNamespace(config=config, channels=parse_channels(node), ref_in_actor=False)
+    trainer: Any = SimpleNamespace(config=config, channels=channels_of_node(node), ref_in_actor=False)
     trainer.positions, trainer.tokenizer = 512, AutoTokenizer.from_pretrained(folder / "model")
     workers = SimpleNamespace(compute_log_prob=compute_log_prob, _dispatch_info=group._dispatch_info)
     trainer.actor_rollout_wg = workers

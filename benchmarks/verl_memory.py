@@ -19,6 +19,7 @@ from benchmarks.timing import peak_of
 from composer_plugins.recipes.verl.on_a_cpu.runner import run_module
 
 SIZES = (8, 256, 32_000, 100)
+PLAIN = {"policy": "grpo"}  # no hint
 HINT = {"hint_weight": 1.0, "hint_teacher": "live"}
 PEAK = "peak_bytes"
 CALLS = 5  # the median of them counts: Linux gives a process's memory back late at times
@@ -67,12 +68,11 @@ def measure(folder: Path, rows: int, tokens: int, vocabulary: int, k: int) -> No
     """Call the worker for each case once to warm up, and then for the numbers."""
     import ray
     import torch
-    from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
     from verl.utils import tensordict_utils
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.utils.padding import response_from_nested
 
-    from benchmarks.verl_worker import TRAIN, batch, config_of
+    from benchmarks.verl_worker import TRAIN, batch, config_of, started
     from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
         HINT_MASK,
         TEACHER,
@@ -87,18 +87,12 @@ def measure(folder: Path, rows: int, tokens: int, vocabulary: int, k: int) -> No
     from composer_plugins.recipes.verl.on_a_cpu import tiny
 
     tiny.model(folder / "model", vocabulary)
-    config = config_of(folder, {})
+    config = config_of(folder, PLAIN)
     for owner in (config.actor_rollout_ref.rollout, config.actor_rollout_ref.ref):
         owner.log_prob_micro_batch_size_per_gpu = rows
     config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu = rows
     ray.init(num_cpus=8, num_gpus=1, include_dashboard=False, object_store_memory=1 << 28)
-    worker = RayClassWithInitArgs(
-        ray.remote(measured_worker()), config=config.actor_rollout_ref, role="actor"
-    )
-    group = RayWorkerGroup(
-        RayResourcePool([1], use_gpu=True, max_colocate_count=1), worker, device_name="cpu"
-    )
-    group.init_model()
+    group = started(config, measured_worker())
     g = torch.Generator().manual_seed(0)
     ids = torch.randint(5, 260, (rows, tokens), generator=g)
     sequences = [PromptResponse(row[: tokens // 16], row[tokens // 16 :]) for row in ids]
@@ -194,12 +188,12 @@ def measure_loss(rows: int, tokens: int, vocabulary: int, k: int) -> None:
         loss(model_output=output, data=data)[0].backward()
 
     unit = rows * tokens * vocabulary * 2
-    for node in ({}, *nodes(k)):
+    for node in (PLAIN, *nodes(k)):
         config = actor()
         policy = ComposerPolicyLossConfig(loss_mode="composer", composer=node)
         object.__setattr__(config, "policy_loss", policy)
         loss = ComposerLoss(config, node)
-        call = partial(step, loss, bool(node))
+        call = partial(step, loss, node is not PLAIN)
         call()
         found = round(median(peak_of(call) for _ in range(CALLS)) / unit, 2)
         name = f"the loss alone, {node.get('hint_divergence', 'without a hint')}"

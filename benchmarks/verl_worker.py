@@ -85,16 +85,20 @@ def batch(rows: list[dict[str, Tensor]], **extra: Any) -> TensorDict:
     return data
 
 
+def started(config: Any, worker: type = TopKLogprobsWorker) -> RayWorkerGroup:
+    """Start the one worker of this config with its model, in a Ray that runs."""
+    pool = RayResourcePool([1], use_gpu=True, max_colocate_count=1)
+    remote = RayClassWithInitArgs(ray.remote(worker), config=config.actor_rollout_ref, role="actor")
+    group = RayWorkerGroup(pool, remote, device_name="cpu")
+    group.init_model()
+    return group
+
+
 def main(folder: Path, node: dict[str, Any]) -> None:
     """Ask, train, print."""
     config = config_of(folder, node)
     ray.init(num_cpus=8, num_gpus=1, include_dashboard=False, object_store_memory=1 << 28)
-    pool = RayResourcePool([1], use_gpu=True, max_colocate_count=1)
-    worker = RayClassWithInitArgs(
-        ray.remote(TopKLogprobsWorker), config=config.actor_rollout_ref, role="actor"
-    )
-    group = RayWorkerGroup(pool, worker, device_name="cpu")
-    group.init_model()
+    group = started(config)
     plain, hinted = sequences()
     top_k = node.get("hint_top_k")
     asked = {"compute_loss": True, SHOW_LOGITS: True, TOP_K: top_k} if top_k else {"compute_loss": False}
