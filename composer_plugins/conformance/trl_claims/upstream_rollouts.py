@@ -9,15 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from composer_plugins.adapters.trl_mixin import probe
 from composer_plugins.conformance.trl_claims.upstream import in_float64, load, metrics
 
 
 @cache
 def trainer() -> Any:
     """One live GRPOTrainer, which every case changes and restores."""
-    from composer_plugins.conformance.trl_claims import tiny
-
-    return tiny.grpo_trainer(scripted([[4, 1]]))
+    made = probe.tiny_trainer(dtype=torch.float64, rollout_func=scripted([[4, 1]]))
+    made.model.train()
+    return made
 
 
 @contextmanager
