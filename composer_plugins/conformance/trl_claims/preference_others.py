@@ -39,7 +39,7 @@ def cpo(
     alpha = draw.choose(ALPHAS, "alpha") if with_alpha else 0.0
     theirs = upstream_pairs.batch_loss(
         "CPOTrainer",
-        *d.scores(average)[:2],
+        d.scores(average)[:2],
         d.nll().mean(),
         loss_type=loss_type,
         beta=d.beta,
@@ -66,7 +66,7 @@ def orpo(draw: Draw) -> Iterator[Compared]:
     d = draw_pairs(draw)
     assume(bool(d.mask.any(-1).all()))
     scores = d.scores(average=True)[:2]
-    theirs = upstream_pairs.batch_loss("ORPOTrainer", *scores, d.nll().mean(), beta=d.beta)
+    theirs = upstream_pairs.batch_loss("ORPOTrainer", scores, d.nll().mean(), beta=d.beta)
     ours = kernel("preference", "orpo@trl")(*d.scores(average=True)[:2], d.nll(), beta=d.beta).loss.mean()
     yield from parity(ours, theirs, d, dtype=torch.float32)
 

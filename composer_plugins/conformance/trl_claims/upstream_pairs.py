@@ -88,12 +88,12 @@ def logged(trainer: SimpleNamespace) -> dict[str, list[float]]:
     return found
 
 
-def batch_loss(cls: str, chosen: Tensor, rejected: Tensor, nll: Tensor, **options: Any) -> Tensor:
-    """The loss of a trainer of CPO's kind; its forward pass gives the scores and the NLL of the chosen."""
+def batch_loss(cls: str, scores: list[Tensor], nll: Tensor, **options: Any) -> Tensor:
+    """The loss of a trainer of CPO's kind; its forward pass gives the scores of both sides and an NLL."""
     trainer = SimpleNamespace(
         accelerator=Accelerator(),
         aux_loss_enabled=False,
-        concatenated_forward=lambda model, batch: (chosen, rejected, chosen, rejected, nll),
+        concatenated_forward=lambda model, batch: (*scores, *scores, nll),
         **options,
     )
     owner = load(cls)
