@@ -1,4 +1,4 @@
-"""A tiny GRPOTrainer for `composer-plugins check --as trl`, and a trainer as `teacher` asks it."""
+"""A tiny GRPOTrainer for `check --as trl` and `conform trl`, and a trainer as `teacher` asks it."""
 
 import tempfile
 from collections.abc import Mapping
@@ -7,26 +7,34 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.errors import ConfigError
 
-SCRATCH = tempfile.TemporaryDirectory(prefix="composer-check-")  # removed with the process
-SYMBOLS = ["<pad>", "<eos>", "<unk>", *"0123456789abcdef"]
+SYMBOLS = ["<pad>", "<eos>", "<unk>", *"0123456789abcdef?[]_ \n:UA"]
+MAX_LENGTH = 32
+SCRATCH = tempfile.TemporaryDirectory(prefix="composer-tiny-")  # removed with the process
 
-# What a check sets in a trainer: full precision, and no log.
-QUIET: Mapping[str, Any] = {
-    "learning_rate": 0.0,
-    "max_grad_norm": 0.0,
-    "bf16": False,
-    "fp16": False,
+# Every message is one line "U:..." or "A:...", and an answer ends with <eos>, so that a prompt's
+# rendering is a prefix of its conversation's.
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}U:{{ m['content'] }}\n"
+    "{% else %}A:{{ m['content'] }}<eos>{% endif %}{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
+)
+
+# Of a GRPOConfig: on the CPU, in the dtype of the model, without files.
+OPTIONS: Mapping[str, Any] = {
+    "output_dir": SCRATCH.name,
     "report_to": "none",
     "save_strategy": "no",
-    "eval_strategy": "no",
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
     "disable_tqdm": True,
+    "seed": 0,
 }
 
 
@@ -61,37 +69,49 @@ def tokenizer() -> PreTrainedTokenizerFast:
     """One token per character."""
     core = Tokenizer(models.WordLevel({c: i for i, c in enumerate(SYMBOLS)}, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(""), "isolated")
-    ends = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
-    return PreTrainedTokenizerFast(tokenizer_object=core, padding_side="left", **ends)
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        padding_side="left",
+        chat_template=CHAT_TEMPLATE,
+        model_input_names=["input_ids", "attention_mask"],
+    )
 
 
-def tiny_trainer(cls: type[GRPOTrainer] = GRPOTrainer, **options: Any) -> GRPOTrainer:
-    """A trainer of this class with a random Qwen3 of one layer, on the CPU."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "head_dim": 8, "initializer_range": 0.2}
-    counts = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+def model(dtype: torch.dtype = torch.float32, seed: int = 0) -> Qwen3ForCausalLM:
+    """Two layers with random weights, wide enough apart that no distribution is near uniform."""
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "head_dim": 8, "initializer_range": 0.2}
+    counts = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     ends = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
     config = Qwen3Config(
         vocab_size=len(SYMBOLS),
-        max_position_embeddings=64,
+        max_position_embeddings=MAX_LENGTH,
         tie_word_embeddings=True,
         **sizes,
         **counts,
         **ends,
     )
-    own = {
-        "output_dir": SCRATCH.name,
-        "max_steps": 1,
-        "per_device_train_batch_size": 8,
-        "num_generations": 4,
-        "max_completion_length": 8,
-        "use_cpu": True,
-        "gradient_checkpointing": False,
-    }
+    return Qwen3ForCausalLM(config).to(dtype)
+
+
+def tiny_trainer(
+    cls: type[GRPOTrainer] = GRPOTrainer,
+    *,
+    dtype: torch.dtype = torch.float32,
+    rollout_func: Any = None,
+    **options: Any,
+) -> GRPOTrainer:
+    """A trainer of this class on the CPU, with these options of its config."""
+    sizes = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 5}
     return cls(
-        model=Qwen3ForCausalLM(config),
-        reward_funcs=lambda completions, **_: [float(len(text)) for text in completions],
-        args=GRPOConfig(**{**QUIET, **own, **options}),
-        train_dataset=Dataset.from_list([{"prompt": text} for text in ("12", "3", "abc", "f0")]),
+        model=model(dtype),
+        reward_funcs=lambda completion_ids, **_: [float(len(ids)) for ids in completion_ids],
+        args=GRPOConfig(**{**OPTIONS, **sizes, **options}),
+        train_dataset=Dataset.from_list([{"prompt": "a?"}]),
         processing_class=tokenizer(),
+        rollout_func=rollout_func,
     )

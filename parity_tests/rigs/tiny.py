@@ -15,11 +15,10 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
-from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
+from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer, probe
+from composer_plugins.adapters.trl_mixin.probe import MAX_LENGTH, OPTIONS, SYMBOLS, model
 from composer_plugins.adapters.trl_mixin.teachers import EmaTeacher
 from composer_plugins.adapters.trl_mixin.upstream import tokenizer as tokenizer_of
-from composer_plugins.conformance.trl_claims import tiny
-from composer_plugins.conformance.trl_claims.tiny import MAX_LENGTH, OPTIONS, SYMBOLS, model
 
 FLOAT32 = 1e-6  # sums of a few hundred terms in another order; TRL's fused head computes in float32
 # Qwen3 computes its rotary angles in float32 whatever the model's dtype, and padding shifts positions.
@@ -32,9 +31,9 @@ def config(**options: Any) -> ComposerGRPOConfig:
     return ComposerGRPOConfig(**{"output_dir": "unused", "use_cpu": True, "bf16": False, **options})
 
 
-def tokenizer(chat_template: str = tiny.CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
+def tokenizer(chat_template: str = probe.CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
     """One token per character."""
-    made = tiny.tokenizer()
+    made = probe.tokenizer()
     made.chat_template = chat_template
     return made
 

@@ -32,14 +32,9 @@ def draw_rewards(draw: Draw) -> tuple[Tensor, int]:
 
 def of_trl(values: Tensor, size: int, trainer: str = "GRPOTrainer", **options: Any) -> Tensor:
     """The advantages that TRL makes of these rewards."""
-    functions = [f"reward {i}" for i in range(values.shape[1])]
+    weights = WEIGHTS[: values.shape[1]]
     return upstream_rollouts.advantages(
-        values,
-        trainer,
-        num_generations=size,
-        reward_weights=WEIGHTS[: len(functions)],
-        functions=functions,
-        **options,
+        values, trainer, num_generations=size, reward_weights=weights, **options
     )
 
 

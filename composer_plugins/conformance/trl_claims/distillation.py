@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from composer_plugins.conformance.claims import GRADIENT, Compared, with_gradients
 from composer_plugins.conformance.reductions import kernel, trl_gmpo
-from composer_plugins.conformance.trl_claims import upstream, upstream_distillation
+from composer_plugins.conformance.trl_claims import upstream
 from composer_plugins.conformance.trl_claims.divergences import (
     BETAS,
     draw_pair,
@@ -81,8 +82,9 @@ def sdpo_policy(loss_type: str, level: str, draw: Draw) -> Iterator[Compared]:
     logprobs, old, advantages, mask = policy_inputs(batch)
     logits = torch.stack([logprobs, torch.log(-torch.expm1(logprobs.clamp(max=-1e-3)))], -1)
     options = Options(loss_type=loss_type, importance_sampling_level=level)
-    trainer = upstream.grpo_trainer(options)
-    theirs = upstream_distillation.sdpo_policy_loss(trainer, logits, old, advantages, mask)
+    given = upstream.grpo_inputs(mask, advantages, old_per_token_logps=old)
+    loss = upstream.load("SDPOTrainer")._compute_policy_loss
+    theirs = loss(upstream.grpo_trainer(options), given, logits)
     read = torch.log_softmax(logits, -1)[..., 0]
     token = kernel("policy", ROWS[loss_type, level])(read, old, advantages, mask)
     own = options.replace(loss_type="bnpo") if loss_type == "dapo" else options
@@ -113,9 +115,16 @@ def sdpo(mode: str, draw: Draw) -> Iterator[Compared]:
             theirs_of |= {"distillation_topk": options["top_k"], "distillation_add_tail": mode == "tail"}
         row = kernel("divergence", "sdpo@trl")
         token_loss = row(student, teacher, mask, student_logprobs=s.detach(), **options, **weighted).loss
-    theirs = upstream_distillation.sdpo_loss(
-        student, teacher, mask, tokens(pair), old, distillation_alpha=alpha, **theirs_of
+    theirs_loss = upstream.method(
+        "SDPOTrainer",
+        "_compute_self_distillation_loss",
+        args=SimpleNamespace(distillation_alpha=alpha, **theirs_of),
+        accelerator=upstream.Accelerator(),
+        _log_self_distillation_metric=lambda mode, value: None,
     )
+    masks = (mask.long(), mask.long())
+    logits = upstream.load("SDPOTrainer", "DistillationLogits")(tokens(pair), *masks, student, teacher)
+    theirs = theirs_loss(upstream.TRAINED, {"old_per_token_logps": old}, logits)
     loss = over_rows(token_loss, mask, num_sequences=float(len(mask)))
     yield from parity(loss, theirs, pair, magnitude=largest * max(cap or 1, 1))
 
@@ -132,20 +141,25 @@ def sdpo_per_token(draw: Draw) -> Iterator[Compared]:
 def iw_opd(draw: Draw) -> Iterator[Compared]:
     """On-policy distillation with importance weights, in the student's logits."""
     g, gamma, eps = generator(draw), draw.choose([0.0, 0.5, 2.0], "gamma"), draw.choose([1e-8, 1.0], "eps")
-    logits = torch.randn(3, 5, 7, generator=g, dtype=torch.float64)
+    logits = torch.randn(3, 5, 7, generator=g, dtype=torch.float64).requires_grad_()
     ids = torch.randint(0, 7, (3, 5), generator=g)
     teacher, rollout = (-3 * torch.rand(3, 5, generator=g, dtype=torch.float64) for _ in range(2))
     mask = torch.rand(3, 5, generator=g) < 0.7
-    theirs_in, ours_in = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    theirs = upstream_distillation.iw_opd_loss(
-        theirs_in, ids, mask, teacher, rollout, gamma=gamma, epsilon=eps
+    theirs_loss = upstream.method(
+        "IWOPDTrainer",
+        "_compute_iw_opd_loss",
+        temperature=1.0,
+        iw_opd_gamma=gamma,
+        iw_opd_epsilon=eps,
+        model=upstream.TRAINED,
+        _metrics=upstream.metrics(),
     )
-    token = kernel("policy", "iw_opd@trl", gamma=gamma, eps=eps)(
-        token_logprobs(ours_in, ids), rollout, teacher, mask
-    )
+    theirs = theirs_loss(logits, ids, torch.where(mask, ids, -100), teacher, rollout)
+    row = kernel("policy", "iw_opd@trl", gamma=gamma, eps=eps)
+    token = row(token_logprobs(logits, ids), rollout, teacher, mask)
     ours = aggregate(token.loss, mask, "token-mean")
     yield Compared(ours, theirs, 15, float(token.loss.detach().abs().max()))
-    (mine,), (want,) = torch.autograd.grad(ours, ours_in), torch.autograd.grad(theirs, theirs_in)
+    (mine,), (want,) = (torch.autograd.grad(x, logits) for x in (ours, theirs))
     yield Compared(mine, want, 15, what=GRADIENT)
 
 

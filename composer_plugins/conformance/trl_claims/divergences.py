@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from composer_plugins.conformance.claims import GRADIENT, Compared, with_gradients
 from composer_plugins.conformance.reductions import kernel
-from composer_plugins.conformance.trl_claims import upstream, upstream_distillation
+from composer_plugins.conformance.trl_claims import upstream
 from composer_plugins.conformance.trl_claims.names import claim
 from composer_plugins.kernels.divergences import jsd
 from composer_plugins.testing.assertions import largest_term
@@ -75,9 +77,9 @@ def distilled(row: str, betas: list[float], draw: Draw) -> Iterator[Compared]:
     head, teacher_head = torch.randn(2, 7, 3, generator=g)
     mask = torch.rand(2, 4, generator=g) < 0.7
     hidden.requires_grad_()
-    theirs, count = upstream_distillation.distillation_loss(
-        hidden, teacher_hidden, head, teacher_head, mask.long(), beta, num_items, temperature
-    )
+    function = upstream.load("DistillationTrainer", "_chunked_divergence_loss")
+    states = (hidden, teacher_hidden, head, teacher_head)
+    theirs, _, count = function(*states, mask.long(), beta, num_items, temperature=temperature)
     assert count == mask.sum()
     student, teacher = hidden @ head.T, teacher_hidden @ teacher_head.T
     params = {"beta": beta} if row == "jsd@trl" else {}
@@ -128,15 +130,22 @@ def top_k(draw: Draw) -> Iterator[Compared]:
     yield from parity(aggregate(token_loss, mask), theirs, pair, temperature, magnitude=largest)
 
 
+def server(method: str, beta: float, *, add_tail: bool) -> Any:
+    """A method of ServerDistillationTrainer, which gets the teacher's log-probabilities from a server."""
+    name = "ServerDistillationTrainer"
+    reduce = upstream.load(name)._reduce_divergence_loss
+    return upstream.method(name, method, beta=beta, loss_add_tail=add_tail, _reduce_divergence_loss=reduce)
+
+
 def forward_kl_topk(draw: Draw) -> Iterator[Compared]:
     """The server's teacher answers with its k largest log-probabilities."""
     pair, rest = draw_pair(draw), draw.choose(RESTS, "rest")
     student, teacher, mask = inputs(pair)
     largest = rounding(pair, rest)
     top = torch.log_softmax(teacher, -1).topk((student.shape[-1] + 1) // 2, -1)
-    theirs = upstream_distillation.server_forward_kl(
-        student, top.values, top.indices, mask, add_tail=rest == "tail"
-    )
+    given = {"topk_logprobs": top.values, "topk_token_ids": top.indices}
+    loss = server("_compute_server_forward_kl_loss", beta=0.0, add_tail=rest == "tail")
+    theirs = loss(given, torch.log_softmax(student, -1), upstream.labels(mask))
     row = kernel("divergence", "forward_kl_topk@trl", rest=rest)
     token_loss = row(student, top.values, top.indices, mask).loss
     yield from parity(aggregate(token_loss, mask), theirs, pair, magnitude=largest)
@@ -150,19 +159,34 @@ def reverse_kl_topk(draw: Draw) -> Iterator[Compared]:
     largest = rounding(pair, "tail")
     ids = tokens(pair)
     given = token_logprobs(teacher, ids)
-    theirs = upstream_distillation.server_reverse_kl(student, given, ids, mask)
+    loss = server("_compute_sparse_top_1_divergence_loss", beta=1.0, add_tail=True)
+    theirs = loss(torch.log_softmax(student, -1), ids, given, ids, given, upstream.labels(mask))
     row = kernel("divergence", "reverse_kl_topk@trl", rest="tail")
     token_loss = row(student, given[..., None], ids[..., None], mask).loss
     yield from parity(aggregate(token_loss, mask), theirs, pair, magnitude=largest)
 
 
 def uld(draw: Draw) -> Iterator[Compared]:
-    """The mean over the tokens of a completion, and then over all rows; a row without any has 0."""
+    """The mean over the tokens of a completion, and then over all rows; a row without any has 0.
+
+    Without the cross-entropy and the alignment of two tokenizers.
+    """
     pair, temperature = draw_pair(draw), draw.choose(TEMPERATURES, "temperature")
     student, teacher, mask = inputs(pair)
     mask = torch.arange(mask.shape[-1]) < mask.sum(-1, keepdim=True)  # a completion has no holes
     assume(bool(mask.any()))
-    theirs = upstream_distillation.uld_loss(student, teacher, mask, temperature)
+    config = SimpleNamespace(
+        uld_crossentropy_weight=0.0,
+        uld_distillation_weight=1.0,
+        uld_student_temperature=temperature,
+        uld_teacher_temperature=temperature,
+        uld_skip_student_eos=False,
+        uld_skip_teacher_eos=False,
+        uld_token_merge_strategy="observed",
+        use_extended_uld=False,
+    )
+    labels, ids = upstream.labels(mask), torch.zeros_like(mask, dtype=torch.long)
+    theirs = upstream.load("GOLDTrainer", "ULDLoss")(config)(student, teacher, labels, labels, ids, ids)
     token_loss = kernel("divergence", "uld@trl", temperature=temperature)(student, teacher, mask).loss
     mean = kernel("aggregation", "seq-mean-token-mean", num_sequences=float(len(mask)))
     yield from parity(mean(token_loss, mask), theirs, pair, temperature)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,12 +15,11 @@ from composer_plugins.conformance.reductions import kernel
 from composer_plugins.conformance.trl_claims import upstream_pairs
 from composer_plugins.conformance.trl_claims.names import claim
 from composer_plugins.conformance.trl_claims.preference import draw_pairs, parity
-from composer_plugins.conformance.trl_claims.upstream import load
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.preference import kto_reference_point, sequence_logprobs
 from composer_plugins.testing.draws import Draw, assume, generator
 
-GAMMAS, ALPHAS = [0.0, 0.5, 1.4], (0.0, 0.25, -0.5)
+GAMMAS, ALPHAS = [0.0, 0.5, 1.4], [0.0, 0.25, -0.5]
 
 
 def cpo(
@@ -29,19 +29,17 @@ def cpo(
     *,
     average: bool = False,
     with_nll: bool = True,
-    alphas: tuple[float, ...] = (),
+    with_alpha: bool = False,
     **ours: Any,
 ) -> Iterator[Compared]:
     """A `loss_type`, with its likelihood of the chosen if our row has one. CPOConfig's alpha is AlphaPO's."""
     d = replace(draw_pairs(draw), ld_alpha=None)
     nll_weight = draw.choose([0.0, 0.7], "cpo_alpha") if with_nll else 0.0
     gamma = draw.choose(GAMMAS, "simpo_gamma") if loss_type == "simpo" else 0.5
-    alpha = draw.choose(alphas, "alpha") if alphas else 0.0
-    chosen, rejected, *_ = d.scores(average)
+    alpha = draw.choose(ALPHAS, "alpha") if with_alpha else 0.0
     theirs = upstream_pairs.batch_loss(
-        load("CPOTrainer"),
-        chosen,
-        rejected,
+        "CPOTrainer",
+        d.scores(average)[:2],
         d.nll().mean(),
         loss_type=loss_type,
         beta=d.beta,
@@ -56,7 +54,7 @@ def cpo(
         inputs, keywords = [*inputs, d.nll()], keywords | {"nll_weight": nll_weight}
     if loss_type == "simpo":
         keywords["gamma_beta_ratio"] = gamma / d.beta
-    if alphas:
+    if with_alpha:
         keywords["alpha"] = alpha
     pair = kernel("preference", row)(*inputs, **keywords)
     steepest = float(d.policy.detach().abs().max()) * abs(alpha)
@@ -67,9 +65,8 @@ def orpo(draw: Draw) -> Iterator[Compared]:
     """TRL takes the odds in float32."""
     d = draw_pairs(draw)
     assume(bool(d.mask.any(-1).all()))
-    trainer = load("ORPOTrainer")
-    chosen, rejected, *_ = d.scores(average=True)
-    theirs = upstream_pairs.batch_loss(trainer, chosen, rejected, d.nll().mean(), beta=d.beta)
+    scores = d.scores(average=True)[:2]
+    theirs = upstream_pairs.batch_loss("ORPOTrainer", scores, d.nll().mean(), beta=d.beta)
     ours = kernel("preference", "orpo@trl")(*d.scores(average=True)[:2], d.nll(), beta=d.beta).loss.mean()
     yield from parity(ours, theirs, d, dtype=torch.float32)
 
@@ -81,23 +78,24 @@ def kto(loss_type: str, row: str, draw: Draw) -> Iterator[Compared]:
     drift = draw.number(-3, 3, "drift")
     scores, reference = d.score(d.policy), d.score(d.reference)
     mismatched = torch.linspace(drift, 2 * drift, len(scores), dtype=torch.float64)
-    desirable = torch.tensor(
-        [labels == "good" or (labels == "mixed" and i % 3 < 2) for i in range(len(scores))]
-    )
+    third = torch.arange(len(scores)) % 3
+    desirable = {"mixed": third < 2, "good": third < 3, "bad": third < 0}[labels]
     weights: dict[str, Any] = {"desirable_weight": weight, "undesirable_weight": 1.3}
-    theirs = upstream_pairs.kto_loss(
-        *(d.policy, d.mask),
-        labels=desirable,
-        ref_logps=reference,
-        kl_logps=mismatched,
-        ref_kl_logps=torch.zeros_like(mismatched),
+    no_drift = torch.zeros_like(mismatched)
+    trainer = upstream_pairs.pair_trainer(
         loss_type=loss_type,
+        calculate_KL=loss_type == "kto",
+        precompute_ref_logps=True,
+        _compute_kl_logps=lambda model, batch: mismatched,
         beta=d.beta,
         **weights,
     )
+    batch = {"label": desirable, "ref_logps": reference, "ref_KL_logps": no_drift}
+    batch |= upstream_pairs.completions(d.mask)
+    theirs = upstream_pairs.computed("KTOTrainer", trainer, upstream_pairs.outputs(d.policy), batch)
     inputs = [scores, reference, desirable]
     if loss_type == "kto":
-        inputs.append(kto_reference_point(mismatched, torch.zeros_like(mismatched)))
+        inputs.append(kto_reference_point(mismatched, no_drift))
     pair = kernel("preference", row)(*inputs, beta=d.beta, **weights)
     yield from parity(pair.loss.mean(), theirs, d)
 
@@ -119,7 +117,9 @@ def tpo(loss_type: str, row: str, draw: Draw, *, smoothed: bool = False, **ours:
     beta, smoothing = draw.choose([0.01, 2.0], "beta"), draw.choose([0.0, 0.1], "label smoothing")
     nll_weight = draw.choose([0.3, 1.0], "tpo_alpha")
     options = {"loss_type": loss_type, "beta": beta, "tpo_alpha": nll_weight, "tpo_l_gamma": 0.5}
-    theirs = upstream_pairs.tpo_loss(logits, ids, mask, label_smoothing=smoothing, **options)
+    trainer = upstream_pairs.pair_trainer(label_smoothing=smoothing, **options)
+    batch = upstream_pairs.completions(mask) | {"input_ids": ids}
+    theirs = upstream_pairs.computed("TPOTrainer", trainer, SimpleNamespace(logits=logits), batch)
     ours |= {"beta": beta, "nll_weight": nll_weight} | ({"label_smoothing": smoothing} if smoothed else {})
     if loss_type == "tpo-l":
         ours["gamma_beta_ratio"] = 0.5 / beta
@@ -133,20 +133,15 @@ def tpo(loss_type: str, row: str, draw: Draw, *, smoothed: bool = False, **ours:
     yield Compared(mine, want, mask.numel(), magnitude, what=GRADIENT, scale=max(beta, largest_number(want)))
 
 
+simpo = partial(cpo, average=True, with_nll=False)
 # A trainer's loss, its loss_type, our row, and how they are compared.
 LOSSES: tuple[tuple[str, str, str, str, Any], ...] = (
     ("CPOTrainer", "sigmoid", "sigmoid", "cpo@trl", cpo),
     ("CPOTrainer", "hinge", "hinge", "cpo@trl", partial(cpo, link="hinge")),
     ("CPOTrainer", "ipo", "ipo", "cpo@trl", partial(cpo, average=True, link="square")),
-    ("CPOTrainer", "simpo, cpo_alpha=0", "simpo", "simpo@trl", partial(cpo, average=True, with_nll=False)),
+    ("CPOTrainer", "simpo, cpo_alpha=0", "simpo", "simpo@trl", simpo),
     ("CPOTrainer", "simpo", "simpo", "cpo_simpo@trl", partial(cpo, average=True)),
-    (
-        "CPOTrainer",
-        "alphapo",
-        "simpo",
-        "alpha_po@trl",
-        partial(cpo, average=True, with_nll=False, alphas=ALPHAS),
-    ),
+    ("CPOTrainer", "alphapo", "simpo", "alpha_po@trl", partial(simpo, with_alpha=True)),
     ("KTOTrainer", "kto", "kto", "kto@trl", kto),
     ("KTOTrainer", "apo_zero_unpaired", "apo_zero_unpaired", "apo_zero_unpaired@trl", kto),
     ("TPOTrainer", "sigmoid", "sigmoid", "tpo@trl", partial(tpo, smoothed=True)),

@@ -1,6 +1,6 @@
 """TRL's own loss code, called on drawn tensors: its methods, on the few attributes of `self` that they read.
 
-Here its policy losses; its preference losses are in `upstream_pairs.py`.
+Its preference losses are in `upstream_pairs.py`, its rollouts in `upstream_rollouts.py`.
 
 Nothing of TRL is copied or patched. A method is called unbound on a namespace; a static method and a
 function as they are. What TRL computes in torch's default dtype (a temperature made by torch.where, n /
@@ -11,6 +11,7 @@ what it rounds to float32 by name stays rounded.
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -23,12 +24,18 @@ from composer_plugins.conformance.trl_claims.grpo_options import Options
 from composer_plugins.conformance.trl_claims.names import FILES
 
 CPU = torch.device("cpu")
+TRAINED = SimpleNamespace(training=True)  # all that is read of a model whose outputs are given
 
 
 def load(trainer: str, name: str = "") -> Any:
     """A trainer of the installed TRL, or `name` of its file, or of a file that is given in its place."""
     file = FILES.get(trainer, trainer)
     return getattr(import_module("trl." + file.removesuffix(".py").replace("/", ".")), name or trainer)
+
+
+def method(trainer: str, name: str, **attributes: Any) -> Any:
+    """A method of a trainer of TRL, called on an object with these attributes."""
+    return partial(getattr(load(trainer), name), SimpleNamespace(**attributes))
 
 
 class Accelerator:

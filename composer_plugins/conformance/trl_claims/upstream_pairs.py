@@ -1,6 +1,5 @@
 """TRL's own preference losses, called on drawn log-probabilities [chosen; rejected]."""
 
-from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +7,16 @@ import torch
 from torch import Tensor
 
 from composer_plugins.conformance.trl_claims.upstream import Accelerator, in_float64, load, metrics
+
+DPO_DEFAULTS = {
+    "beta": 0.1,
+    "label_smoothing": 0.0,
+    "f_divergence_type": "reverse_kl",
+    "f_alpha_divergence_coef": 0.5,
+    "ld_alpha": None,
+    "use_weighting": False,
+    "loss_weights": None,
+}
 
 
 def outputs(logprobs: Tensor, log_sum_sq: Tensor | None = None) -> SimpleNamespace:
@@ -45,23 +54,13 @@ def pair_trainer(**options: Any) -> SimpleNamespace:
 
 
 def dpo_trainer(
-    reference: Tensor, loss_types: Iterable[str], *, discopop_tau: float = 0.05, **options: Any
+    reference: Tensor, loss_types: list[str], *, discopop_tau: float = 0.05, **options: Any
 ) -> SimpleNamespace:
     """What DPOTrainer._compute_loss reads; the reference's log-probabilities are the ones given."""
-    loss_types = list(loss_types)
-    defaults = {
-        "beta": 0.1,
-        "label_smoothing": 0.0,
-        "f_divergence_type": "reverse_kl",
-        "f_alpha_divergence_coef": 0.5,
-        "ld_alpha": None,
-        "use_weighting": False,
-        "loss_weights": [1.0] * len(loss_types),
-    }
-    unknown = set(options) - set(defaults)
+    unknown = options.keys() - DPO_DEFAULTS.keys()
     assert not unknown, f"TRL would ignore {unknown}"
     return pair_trainer(
-        **defaults | options,
+        **DPO_DEFAULTS | {"loss_weights": [1.0] * len(loss_types)} | options,
         loss_types=loss_types,
         precompute_ref_logps=False,
         ref_model=lambda **_: outputs(reference),
@@ -69,15 +68,18 @@ def dpo_trainer(
     )
 
 
+def computed(cls: str, trainer: SimpleNamespace, outputs: Any, batch: dict[str, Tensor]) -> Tensor:
+    """The loss that a trainer computes of a batch when its model returns these outputs."""
+    with in_float64():
+        loss: Tensor = load(cls)._compute_loss(trainer, lambda **_: outputs, batch, False)
+    return loss
+
+
 def dpo_loss(
     trainer: SimpleNamespace, logprobs: Tensor, mask: Tensor, log_sum_sq: Tensor | None = None
 ) -> Tensor:
     """DPOTrainer's loss of [chosen; rejected]; as out of its head, log-probabilities are 0 where masked."""
-    with in_float64():
-        loss: Tensor = load("DPOTrainer")._compute_loss(
-            trainer, lambda **_: outputs(logprobs, log_sum_sq), completions(mask), False
-        )
-    return loss
+    return computed("DPOTrainer", trainer, outputs(logprobs, log_sum_sq), completions(mask))
 
 
 def logged(trainer: SimpleNamespace) -> dict[str, list[float]]:
@@ -86,54 +88,17 @@ def logged(trainer: SimpleNamespace) -> dict[str, list[float]]:
     return found
 
 
-def kto_loss(
-    logprobs: Tensor,
-    mask: Tensor,
-    *,
-    labels: Tensor,
-    ref_logps: Tensor,
-    kl_logps: Tensor,
-    ref_kl_logps: Tensor,
-    loss_type: str,
-    **options: Any,
-) -> Tensor:
-    """KTOTrainer's loss; the KL's completions have the log-probabilities given."""
-    trainer = pair_trainer(
-        loss_type=loss_type,
-        calculate_KL=loss_type == "kto",
-        precompute_ref_logps=True,
-        _compute_kl_logps=lambda model, batch: kl_logps,
-        **{"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0} | options,
-    )
-    batch = {"label": labels, "ref_logps": ref_logps, "ref_KL_logps": ref_kl_logps}
-    with in_float64():
-        loss: Tensor = load("KTOTrainer")._compute_loss(
-            trainer, lambda **_: outputs(logprobs), completions(mask) | batch, False
-        )
-    return loss
-
-
-def batch_loss(cls: Any, chosen: Tensor, rejected: Tensor, nll: Tensor, **options: Any) -> Tensor:
-    """The loss of a trainer of CPO's kind; its forward pass gives the scores and the NLL of the chosen."""
+def batch_loss(cls: str, scores: list[Tensor], nll: Tensor, **options: Any) -> Tensor:
+    """The loss of a trainer of CPO's kind; its forward pass gives the scores of both sides and an NLL."""
     trainer = SimpleNamespace(
         accelerator=Accelerator(),
         aux_loss_enabled=False,
-        concatenated_forward=lambda model, batch: (chosen, rejected, chosen, rejected, nll),
+        concatenated_forward=lambda model, batch: (*scores, *scores, nll),
         **options,
     )
-    for name in {"cpo_loss", "odds_ratio_loss"} & set(dir(cls)):
-        setattr(trainer, name, getattr(cls, name).__get__(trainer))
+    owner = load(cls)
+    for name in {"cpo_loss", "odds_ratio_loss"} & set(dir(owner)):
+        setattr(trainer, name, getattr(owner, name).__get__(trainer))
     with in_float64():
-        loss: Tensor = cls.get_batch_loss_metrics(trainer, None, {})[0]
-    return loss
-
-
-def tpo_loss(logits: Tensor, ids: Tensor, mask: Tensor, **options: Any) -> Tensor:
-    """TPOTrainer's loss of [chosen; rejected; gold] where the model's logits are the ones given."""
-    trainer = pair_trainer(**options)
-    batch = completions(mask) | {"input_ids": ids}
-    with in_float64():
-        loss: Tensor = load("TPOTrainer")._compute_loss(
-            trainer, lambda **_: SimpleNamespace(logits=logits), batch, False
-        )
+        loss: Tensor = owner.get_batch_loss_metrics(trainer, None, {})[0]
     return loss

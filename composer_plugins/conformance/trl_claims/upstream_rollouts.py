@@ -9,15 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from composer_plugins.adapters.trl_mixin import probe
 from composer_plugins.conformance.trl_claims.upstream import in_float64, load, metrics
 
 
 @cache
 def trainer() -> Any:
     """One live GRPOTrainer, which every case changes and restores."""
-    from composer_plugins.conformance.trl_claims import tiny
-
-    return tiny.grpo_trainer(scripted([[4, 1]]))
+    made = probe.tiny_trainer(dtype=torch.float64, rollout_func=scripted([[4, 1]]))
+    made.model.train()
+    return made
 
 
 @contextmanager
@@ -48,9 +49,9 @@ def generated(cls: Any, made: Any, rows: int) -> Any:
     return cls._generate_and_score_completions(made, [{"prompt": "a?"}] * rows)
 
 
-def advantages(values: Tensor, trainer: str, *, functions: list[str], **options: Any) -> Tensor:
+def advantages(values: Tensor, trainer: str, **options: Any) -> Tensor:
     """The advantages that a trainer makes of rewards [rows, functions]."""
-    owner = load(trainer)
+    owner, functions = load(trainer), [f"reward {i}" for i in range(values.shape[1])]
     with changed(
         reward_funcs=functions,
         reward_func_names=functions,
@@ -95,41 +96,16 @@ def weights(
     return found
 
 
-class Tokens(dict[str, Tensor]):
-    """What a tokenizer gives."""
-
-    def to(self, device: Any) -> "Tokens":
-        """On one device, itself."""
-        return self
-
-
-class Writer(torch.nn.Module):
-    """A reference policy and its tokenizer, of which nothing is read: the rewards are given."""
-
-    is_gradient_checkpointing = False
-
-    def __init__(self, completions: int) -> None:
-        super().__init__()
-        self.completions = completions
-
-    def forward(self, texts: list[str], **options: Any) -> Tokens:
-        """Tokenize."""
-        return Tokens(input_ids=torch.zeros(len(texts), 1, dtype=torch.int64))
-
-    def generate(self, input_ids: Tensor, **options: Any) -> Tensor:
-        """A token after each prompt."""
-        return torch.zeros(len(input_ids) * self.completions, 2, dtype=torch.int64)
-
-    def batch_decode(self, ids: Tensor, **options: Any) -> list[str]:
-        """Decode."""
-        return [""] * len(ids)
-
-
 def a2po_advantages(rewards: Tensor, reference: Tensor, beta: float) -> Tensor:
-    """What A2POTrainer regresses on: its value of each prompt, and the gradient of its loss."""
+    """What A2POTrainer regresses on: its value of each prompt, and the gradient of its loss.
+
+    The completions of its reference policy are empty: the rewards are given.
+    """
     owner, prompts = load("A2POTrainer"), [f"prompt {i}" for i in range(len(rewards))]
     drawn = iter(reference)  # the value of one prompt is estimated after the other
-    writer = Writer(reference.shape[1])
+    writer: Any = torch.nn.Identity()
+    writer.is_gradient_checkpointing = False
+    writer.generate = lambda input_ids, **_: input_ids.repeat_interleave(reference.shape[1], 0)
     logprobs = torch.zeros_like(rewards, requires_grad=True)
     made = SimpleNamespace(
         args=SimpleNamespace(
@@ -137,13 +113,13 @@ def a2po_advantages(rewards: Tensor, reference: Tensor, beta: float) -> Tensor:
             beta2=1.0,
             num_value_samples=reference.shape[1],
             per_device_train_batch_size=1,
-            max_prompt_length=None,
+            max_prompt_length=8,
             filter_all_incorrect=False,
         ),
         train_dataset=[{"prompt": prompt} for prompt in prompts],
         eval_dataset=None,
         accelerator=trainer().accelerator,
-        processing_class=writer,
+        processing_class=trainer().processing_class,
         ref_model=writer,
         value_generation_config=None,
         model=SimpleNamespace(training=True),

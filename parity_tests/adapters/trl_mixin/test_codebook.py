@@ -1,18 +1,15 @@
-"""The parts of the demo: the codebook task, what a run is, the files, the picture, the progress."""
+"""The parts of the demo: the codebook task, what a run is, the files, the table."""
 
 import io
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.recipes import shared
-from composer_plugins.recipes.codebook import curves, demo, options, report, run, task
+from composer_plugins.recipes.codebook import demo, options, report, run, task
 from composer_plugins.recipes.codebook.options import Settings
-from composer_plugins.recipes.codebook.progress import Progress
 
 ALL = ("rl", "hint", "replay")
 
@@ -104,27 +101,6 @@ def test_an_early_interrupt_writes_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupt_between_a_run_and_its_file_still_writes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: run.Start
-) -> None:
-    write, calls = demo.write_results, []
-
-    def interrupt_the_first(*arguments: Any) -> None:
-        calls.append(arguments)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        write(*arguments)
-
-    monkeypatch.setattr(demo, "make_start", lambda seed: start)
-    monkeypatch.setattr(demo, "train", lambda *_: finished())
-    monkeypatch.setattr(demo, "write_results", interrupt_the_first)
-    console = Console(file=io.StringIO(), width=200)
-    with pytest.raises(KeyboardInterrupt):
-        demo.run_demo([("rl",), ALL], [0], Settings(steps=12), tmp_path, console)
-    assert "contain the 1 of 2 runs that had finished" in console.file.getvalue()
-    assert len(json.loads((tmp_path / "results.json").read_text())["runs"]) == 1
-
-
 def test_a_wrong_config_is_told_before_the_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(channels: options.Channels, *_: object, **__: object) -> None:
         if channels == ("replay",):
@@ -156,40 +132,3 @@ def test_the_table_of_several_seeds_fits_80_columns() -> None:
     text = console.file.getvalue()
     assert "…" not in text
     assert text.count("RL + hint + replay") == 2
-
-
-def test_a_line_of_the_picture_ends_at_the_final_reward() -> None:
-    one = finished(rewards=30)
-    assert curves.smooth(one.rewards)[-1] == one.final_reward == pytest.approx(24.5 / 30)
-    assert curves.smooth(one.rewards)[0] == one.start_reward
-
-
-def test_every_set_of_channels_has_a_colour_of_its_own(tmp_path: Path) -> None:
-    sets = options.parse_runs(["rl,hint,replay,rl+hint,rl+replay,hint+replay,rl+hint+replay"])
-    assert len({curves.COLOURS[channels] for channels in sets}) == len(sets) == 7
-    curves.draw_curves(tmp_path, [finished(channels, seed) for channels in sets for seed in (0, 1)])
-    assert (tmp_path / "curves.png").stat().st_size > 10_000
-
-
-def test_a_sparkline_has_a_bar_for_each_part_of_the_steps() -> None:
-    assert report.sparkline([0.0, 1.0]) == "▁█"
-    assert report.sparkline([0.5] * 250) == "▅" * report.CURVE_WIDTH
-    assert report.sparkline([0.0] * 100 + [1.0] * 50) == "▁" * 9 + "▆" + "█" * 4
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_the_progress_has_step_reward_and_time_left(is_terminal: bool) -> None:
-    console = Console(force_terminal=is_terminal, width=100, file=io.StringIO())
-    plan: list[tuple[options.Channels, int]] = [(("rl",), 0), (ALL, 0)]
-    with Progress(plan, 5, console) as progress:
-        progress.bars.get_time = lambda: 2.0 * progress.bars.tasks[-1].completed
-        progress.start(0)
-        for step in (1, 2, 3):
-            progress.step(step, 0.25)
-        left = progress.bars.tasks[progress.all].time_remaining
-        progress.bars.refresh()
-    text = console.file.getvalue()
-    assert "step 3 of 5, reward 0.25" in text
-    # 2 more steps of RL at 2 s, and 5 of all channels, each of which costs 2.5 as much.
-    assert left == 29
-    assert ("0:00:29 left" in text) is not is_terminal and ("\x1b" in text) is is_terminal

@@ -147,17 +147,6 @@ def test_a_live_teacher_is_a_warning_with_hints(tmp_path: Path, channels: str, w
     assert said.count("collapsed to reward 0 in 3 of 3 measured seeds") == warnings
 
 
-def test_an_error_about_names_needs_no_torch() -> None:
-    program = (
-        "import sys; from composer_plugins.cli import main\n"
-        "sys.argv = ['composer-plugins', 'demo', '--policy', 'gropo']\n"
-        "try: main()\n"
-        "finally: print('torch' in sys.modules)"
-    )
-    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert (run.returncode, run.stdout) == (2, "False\n")
-
-
 def test_version() -> None:
     assert output("--version") == f"composer-plugins {cli.__version__}\n"
 

@@ -1,6 +1,5 @@
 """TRL's own loss under the mixin, and TRL's GRPO through our kernel: equal values and gradients."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +9,23 @@ from trl import GRPOConfig, GRPOTrainer
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.upstream import policy_tensors
 from composer_plugins.frameworks.trl import TRL
-from composer_plugins.losses.choosing import choose
 from parity_tests.rigs import tiny
 
-counts_by_step = pytest.mark.skipif(
+BY_TOKENS = pytest.mark.skipif(
     upstream.release() < (1, 10),
     reason="luspo by tokens, which averages over padding before TRL 1.10",
 )
+LOSSES = [
+    pytest.param(
+        one.options,
+        one.row,
+        id="-".join(one.options.values()),
+        marks=[BY_TOKENS]
+        if one.options == {"loss_type": "luspo", "importance_sampling_level": "token"}
+        else [],
+    )
+    for one in TRL.losses
+]
 
 
 def trained(made: Any) -> list[torch.Tensor]:
@@ -42,51 +51,34 @@ def test_without_channels_every_parameter_is_bit_identical_to_a_plain_trainer(sc
     assert all(torch.equal(a, b) for a, b in zip(theirs, mine, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("loss_type", "extra"),
-    [
-        ("grpo", {}),
-        ("bnpo", {}),
-        ("dapo", {"epsilon": 0.1, "epsilon_high": 0.3}),
-        ("dr_grpo", {"delta": 1.5}),
-        ("grpo", {"off_policy_mask_threshold": 0.02}),
-        ("dapo", {"top_entropy_quantile": 0.5}),
-        ("dr_grpo", {"entropy_coef": 0.05}),
-        pytest.param("luspo", {"scale_rewards": "batch", "temperature": 0.7}, marks=counts_by_step),
-        ("luspo", {"importance_sampling_level": "sequence", "epsilon": 3e-4}),
-        ("grpo", {"beta": 0.5}),
-        ("dr_grpo", {"beta": 0.5}),
-    ],
-    ids=lambda value: value if isinstance(value, str) else " ".join(value) or "plain",
-)
-def test_grpo_through_our_kernel_equals_trl(loss_type: str, extra: dict[str, Any], tmp_path: Path) -> None:
-    """With num_iterations=2 on every other step, so that the ratios differ from 1 and clip."""
-    options: dict[str, Any] = {"max_steps": 4, "num_iterations": 2, "per_device_train_batch_size": 8}
-    options |= {"gradient_accumulation_steps": 2, "learning_rate": 3e-2, "loss_type": loss_type, **extra}
-    if "beta" in extra:  # TRL loads the reference from a path; a third step would multiply the roundings
-        tiny.model(torch.float64).save_pretrained(tmp_path)
-        options |= {"policy_model": str(tmp_path), "max_steps": 2}
-        options |= {"model_init_kwargs": {"dtype": torch.float64}}
-    theirs = tiny.gradients(tiny.trainer(**options))
-    policy = "luspo" if options.pop("importance_sampling_level", "") else "grpo"
-    row = choose("policy", policy).loss
-    given = {key: options.pop(key) for key in ("epsilon", "epsilon_high", "delta") if key in options}
-    ours = tiny.trainer(policy=policy, policy_params=TRL.parameters(row, given), **options)
-    assert max(map(tiny.relative_difference, theirs, tiny.gradients(ours))) <= tiny.FLOAT32
-    ratios = [e["composer/policy/ratio"] for e in ours.state.log_history if "loss" in e]
+@pytest.mark.filterwarnings("ignore:policy_params.clip_")  # TRL clips gspo as it clips a token
+@pytest.mark.parametrize(("theirs", "policy"), LOSSES)
+def test_grpo_through_our_kernel_equals_trl(theirs: dict[str, str], policy: str) -> None:
+    """The second of two steps is one on the same rollouts, so that the ratios differ from 1 and clip.
+
+    A third one would multiply the roundings of the first.
+    """
+    options: dict[str, Any] = {"max_steps": 2, "num_iterations": 2, "per_device_train_batch_size": 8}
+    options |= {"gradient_accumulation_steps": 2, "learning_rate": 3e-2}
+    mine = {"policy": policy}
+    if tiny.config(**mine).resolved.mode != TRL.denominators[theirs["loss_type"]]:
+        mine["loss_type"] = theirs["loss_type"]
+    own = tiny.gradients(tiny.trainer(**options, **theirs))
+    ours = tiny.trainer(**options, **mine)
+    assert max(map(tiny.relative_difference, own, tiny.gradients(ours))) <= tiny.FLOAT32
+    ratios = [entry["composer/policy/ratio"] for entry in ours.state.log_history if "loss" in entry]
     assert any(abs(ratio - 1) > 0.01 for ratio in ratios), "the ratios never left 1"
 
 
-@pytest.mark.parametrize(("loss_type", "policy"), [("grpo", "grpo"), ("vespo", "vespo@trl")])
-def test_vllms_ratio_enters_our_term_as_trls(loss_type: str, policy: str) -> None:
-    """VESPO takes it into the weight of the sequence.
+def test_vllms_ratio_enters_vespos_weight_of_the_sequence_as_in_trl() -> None:
+    """vLLM does not run here; its ratio in the batch, and the switches that make TRL read it, do.
 
-    vLLM does not run here; its ratio in the batch, and the switches that make TRL read it, do.
+    test_vllm_server.py has the ratio that multiplies a loss.
     """
     vllm = {"use_vllm": True, "vllm_importance_sampling_mode": "token_truncate"}
-    choice = tiny.config(policy=policy, **vllm).resolved.policy
-    theirs = tiny.trainer(num_iterations=2, loss_type=loss_type)
-    ours = tiny.trainer(num_iterations=2, policy=policy)
+    choice = tiny.config(policy="vespo@trl", **vllm).resolved.policy
+    theirs = tiny.trainer(num_iterations=2, loss_type="vespo")
+    ours = tiny.trainer(num_iterations=2, policy="vespo@trl")
     inputs = tiny.batch(theirs)
     tiny.batch(ours)
     torch.manual_seed(0)

@@ -129,43 +129,6 @@ def test_a_usual_config_of_trl_is_understood(tmp_path: Path) -> None:
     assert "# Nothing that is known here differs.\n" in said
 
 
-USES_VLLM = {"use_vllm": True, "vllm_mode": "colocate", "num_generations": 8}
-# Configs as examples of TRL have them, and what is said of each: keys that are no option of TRL, and
-# differences from the same config in TRL.
-CONFIGS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "Dr. GRPO": ("loss_type: dr_grpo\nscale_rewards: false\nepsilon_high: 0.28", ()),
-    "two-sided": ("epsilon: 0.2\nepsilon_high: 0.28\ndelta: 1.5\nloss_type: bnpo", ()),
-    "GSPO": (
-        "importance_sampling_level: sequence\nloss_type: grpo\nepsilon: 3.0e-4\nepsilon_high: 4.0e-4",
-        (),
-    ),
-    "top entropy": ("top_entropy_quantile: 0.2\nloss_type: dapo", ("top_entropy_quantile = 0.2",)),
-    "CISPO": ("loss_type: cispo\nepsilon_high: 5.0\nnum_generations: 16", ()),
-    "SAPO": ("loss_type: sapo\nsapo_temperature_neg: 1.1", ()),
-    "VESPO": ("loss_type: vespo\nvespo_k_pos: 2.0\nlearning_rate: 1.0e-6", ()),
-    "entropy": ("entropy_coef: 0.001\nuse_adaptive_entropy: true", ("use_adaptive_entropy = True",)),
-    "rewards apart": (
-        "multi_objective_aggregation: normalize_then_sum\nreward_weights: [1.0, 1.0]",
-        ("multi_objective_aggregation = 'normalize_then_sum'",),
-    ),
-    "vLLM's sampling": (yaml.safe_dump(USES_VLLM | {"top_p": 0.9}), ("top_p = 0.9",)),
-    "a moving reference": (
-        "beta: 0.1\nsync_ref_model: true",
-        ("sync_ref_model = True: the KL's reference follows the policy every 512 steps",),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_what_is_said_of_a_config_of_trl(name: str) -> None:
-    text, expected = CONFIGS[name]
-    read = resolve("trl", yaml.safe_load(text))
-    written = migrate(read.required(), "trl")
-    said = [str(one).removeprefix("not carried over: ") for one in written.differences]
-    assert said == [*expected]
-    tiny.config(**written.table, per_device_train_batch_size=16)
-
-
 def test_a_key_that_no_table_names_is_not_looked_at() -> None:
     assert {"my_fork", "lora_r"} <= {*resolve("trl", yaml.safe_load(USUAL) | {"my_fork": 3}).unread}
 

@@ -34,6 +34,14 @@ def kinked(
     return TokenLoss(scale * token.loss + root, token.metrics)
 
 
+def assert_ends(made: Any, words: str, *, poisoned: bool = False) -> None:
+    """The run ends with this error, and the policy, unless it is `poisoned`, has the weights from before."""
+    before = {name: weight.clone() for name, weight in made.model.named_parameters()}
+    with pytest.raises(DataError, match=words):
+        made.train()
+    assert poisoned or all(weight.equal(before[name]) for name, weight in made.model.named_parameters())
+
+
 def teacher(made: Any) -> Any:
     return made._hint.teacher.model
 
@@ -71,13 +79,9 @@ SIZE = "the policy channel, step 1: its metric 'size' is inf, and all its inputs
 )
 def test_a_run_ends_with_channel_step_and_input(options: dict[str, Any], poisoned: Any, message: str) -> None:
     made = tiny.trainer(**options)
-    before = {name: weight.clone() for name, weight in made.model.named_parameters()}
     if poisoned is not None:
         poisoned(made).lm_head.weight.data[4, 0] = torch.nan
-    with pytest.raises(DataError, match=message):
-        made.train()
-    if poisoned is not policy:
-        assert all(weight.equal(before[name]) for name, weight in made.model.named_parameters())
+    assert_ends(made, message, poisoned=poisoned is policy)
 
 
 @pytest.mark.parametrize(
@@ -148,12 +152,9 @@ def test_a_term_of_trl_ends_the_run_before_the_weights_are_nan(
 ) -> None:
     made = tiny.trainer(policy_model=str(folder), beta=0.04, max_grad_norm=1.0, **options)
     change(made)
-    before = {name: weight.clone() for name, weight in made.model.named_parameters()}
     problem = KL if change is far_from_its_reference else REF
     words = rf"^TRL's own loss, step 1: with it the whole loss is (inf|nan), because \d+ of \d+ {problem}"
-    with pytest.raises(DataError, match=words):
-        made.train()
-    assert all(weight.equal(before[name]) for name, weight in made.model.named_parameters())
+    assert_ends(made, words)
 
 
 def test_trls_own_loss_alone_is_not_checked(folder: Path) -> None:
@@ -176,11 +177,7 @@ def test_a_kl_at_a_masked_token_is_named_too(folder: Path) -> None:
 @pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
 def test_a_gradient_that_is_not_finite_ends_the_run_before_the_step(max_grad_norm: float) -> None:
     made = tiny.trainer(policy=f"{__name__}:kinked", max_grad_norm=max_grad_norm)
-    before = {name: weight.clone() for name, weight in made.model.named_parameters()}
-    words = "^the gradient, step 1: its norm is nan, and the loss is finite; look for an operation"
-    with pytest.raises(DataError, match=words):
-        made.train()
-    assert all(weight.equal(before[name]) for name, weight in made.model.named_parameters())
+    assert_ends(made, "^the gradient, step 1: its norm is nan, and the loss is finite; look for an operation")
 
 
 def test_a_norm_that_overflows_alone_is_no_error() -> None:

@@ -1,11 +1,10 @@
-"""Where divergences differ on purpose from the installed GKD and IW-OPD trainers."""
+"""Where divergences differ on purpose from the installed GKD trainer."""
 
 import pytest
 import torch
 from trl.experimental.gkd import GKDTrainer
 
 from composer_plugins.conformance.trl_claims.upstream import labels
-from composer_plugins.conformance.trl_claims.upstream_distillation import iw_opd_loss
 from composer_plugins.kernels.divergences import jsd
 from composer_plugins.testing.assertions import assert_parity
 
@@ -37,10 +36,3 @@ def test_bfloat16_divergence_is_rounded_in_trl_and_not_here(beta: float) -> None
     theirs = GKDTrainer.generalized_jsd_loss(student, teacher, labels(mask), beta)
     assert ours.item() == pytest.approx(exact.item(), rel=1e-2)
     assert theirs.item() != pytest.approx(exact.item(), rel=0.5)
-
-
-def test_trl_raises_without_a_teacher() -> None:
-    tokens, missing = torch.zeros(1, 2, dtype=torch.long), torch.tensor([[torch.nan, -1.0]])
-    mask = torch.ones(1, 2, dtype=torch.bool)
-    with pytest.raises(ValueError, match="Teacher logprobs are missing"):
-        iw_opd_loss(torch.zeros(1, 2, 3), tokens, mask, missing, missing, gamma=0.5, epsilon=1e-8)
