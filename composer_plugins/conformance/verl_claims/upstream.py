@@ -59,12 +59,12 @@ def names(ids: Iterable[int]) -> Any:
     return np.array([f"prompt {i}" for i in ids], dtype=object)
 
 
-def advantages(estimator: str, batch: Rollouts, **more: Any) -> Tensor:
+def advantages(estimator: str, batch: Rollouts, /, **more: Any) -> Tensor:
     """verl's advantages per token."""
     return estimated(estimator, batch, **more)[0]
 
 
-def estimated(estimator: str, batch: Rollouts, **more: Any) -> tuple[Tensor, Tensor]:
+def estimated(estimator: str, batch: Rollouts, /, **more: Any) -> tuple[Tensor, Tensor]:
     """verl's advantages and returns per token."""
     options = {
         "token_level_rewards": batch.token_rewards.clone(),
@@ -78,13 +78,6 @@ def estimated(estimator: str, batch: Rollouts, **more: Any) -> tuple[Tensor, Ten
 def of_verl(registry: Mapping[str, Callable[..., Any]]) -> set[str]:
     """The names that verl itself registered: a plugin's, our own adapter's too, are left out."""
     return {name for name, function in registry.items() if function.__module__.startswith("verl.")}
-
-
-def token_estimated(estimator: str, rewards: Tensor, mask: Tensor, **more: Any) -> tuple[Tensor, Tensor]:
-    """verl's advantages and returns of rewards per token."""
-    function = get_adv_estimator_fn(estimator)
-    found: tuple[Tensor, Tensor] = function(token_level_rewards=rewards, response_mask=mask.long(), **more)
-    return found
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
