@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from verl.trainer.ppo.core_algos import compute_gae_advantage_return
 
 from composer_plugins.conformance.batches import FLOAT64, Rollouts, rollouts
 from composer_plugins.conformance.claims import Claim, Compared
@@ -152,7 +153,9 @@ def gae(draw: Draw) -> Iterator[Compared]:
     rewards, mask = token_level(batch, draw), batch.mask
     g = torch.Generator().manual_seed(draw.integer(0, 99, "values"))
     values = torch.randn(mask.shape, generator=g, dtype=FLOAT64)
-    theirs, targets = upstream.gae(rewards, values, mask.long(), gamma, 1.0 if lam is None else lam)
+    theirs, targets = compute_gae_advantage_return(
+        rewards, values, mask.long(), gamma, 1.0 if lam is None else lam
+    )
     given = with_junk(rewards, mask), with_junk(values, mask), mask
     option: dict[str, Any] = {"gamma": gamma} | ({} if lam is None else {"lam": lam})
     ours = kernel(row_of("gae"), **params_of("gae", **option))(*given)
