@@ -3,24 +3,18 @@
 import warnings
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from composer_plugins.conformance.batches import FLOAT64, rollouts
+from composer_plugins.conformance.batches import Rollouts
 from composer_plugins.conformance.claims import GRADIENT, Claim, Compared
 from composer_plugins.conformance.verl_claims import policy as claims
 from composer_plugins.conformance.verl_claims import upstream
-from composer_plugins.conformance.verl_claims.advantages import GAMMAS, claim, kernel, precision
-from composer_plugins.conformance.verl_claims.token_advantages import (
-    cut_to_a_power_of_two,
-    for_whitening,
-    per_token,
-    whitened,
-)
+from composer_plugins.conformance.verl_claims.advantages import claims_of
+from composer_plugins.conformance.verl_claims.token_advantages import whitened_claims
 from composer_plugins.findings import ComposerWarning
-from composer_plugins.frameworks.verl import VERL
-from composer_plugins.losses.choosing import find_one
 from composer_plugins.testing.draws import Draw
 from parity_tests.rigs.verl_actor import algorithm, composer_actor
 from parity_tests.rigs.verl_drawn import largest_term
@@ -79,73 +73,16 @@ def policies() -> list[Claim]:
     return [claims.policy_claim(row, name, partial(policy, name, row, opts)) for name, row, opts in rows]
 
 
-class Estimator(NamedTuple):
-    """One of verl's estimators in our terms."""
-
-    ours: str
-    theirs: str
-    min_group: int = 2
-    eps: float | None = None  # what is added to a deviation; None: nothing is divided
-    dtype: torch.dtype = FLOAT64
-    params: dict[str, Any] = {}  # ours
-    note: str = ""
-    whitened: bool = False
-    by_deviation: bool = True  # verl's norm_adv_by_std_in_grpo
-
-
-EPS = 1e-6
-ROUNDED = "groups of one too, where verl rounds 1 + eps to float32"
-ESTIMATORS = [
-    Estimator("grpo@verl", "grpo", eps=EPS),
-    Estimator("grpo@verl", "grpo", 1, EPS, torch.float32, note=ROUNDED),
-    Estimator("grpo@verl", "grpo_vectorized", 1, EPS, torch.float32, note="verl's is in float32"),
-    Estimator("grpo@verl", "grpo", 1, by_deviation=False),
-    Estimator("dr_grpo@verl", "grpo", 1, by_deviation=False),
-    Estimator("rloo@verl", "rloo", 1),
-    Estimator("rloo@verl", "rloo_vectorized", 1, params={"singleton": "zero"}),
-    Estimator("opo@verl", "opo", 1),
-    Estimator("gpg@verl", "gpg", 1, dtype=torch.float32, note="verl's alpha is a float32"),
-    Estimator("pass_at_k@verl", "grpo_passk", eps=EPS),
-    Estimator("pass_at_k@verl", "grpo_passk", by_deviation=False),
-    Estimator("reinforce_pp@verl", "reinforce_plus_plus", whitened=True),
-    Estimator("reinforce_pp_baseline@verl", "reinforce_plus_plus_baseline", whitened=True),
-]
-
-
-def advantage(row: Estimator, draw: Draw) -> Iterator[Compared]:
-    """An estimator of both registries, on the same rollouts."""
-    batch = rollouts(draw, row.min_group)
-    if row.whitened:  # as many unmasked tokens as let verl whiten in float64
-        batch, dtype = for_whitening(batch)
-        batch = batch if dtype == FLOAT64 else cut_to_a_power_of_two(batch)
-    switch = {"norm_adv_by_std_in_grpo": row.by_deviation}
-    discount = {"gamma": draw.choose(GAMMAS, "gamma")} if row.theirs == "reinforce_plus_plus" else {}
-    loss = find_one(row.ours, "advantage").loss
-    params = row.params | VERL.parameters(loss, switch if not row.by_deviation else discount)
-    config = algorithm(advantage=row.ours, advantage_params=params)
+def estimator(row: str, batch: Rollouts, **params: Any) -> Tensor:
+    """Our registered estimator's advantages, with this row and these parameters in our table."""
+    config = algorithm(advantage=row, advantage_params=params)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ComposerWarning)  # of rewards at masked tokens
-        ours = upstream.advantages(f"composer/{row.ours.partition('@')[0]}", batch, config=config)
-    theirs, returns = upstream.estimated(row.theirs, batch, config=algorithm(switch | discount), **switch)
-    if row.whitened:
-        largest, raw = float(batch.rewards.abs().max()), returns
-        if "baseline" in row.ours:  # verl returns what is whitened already
-            raw = per_token(kernel("dr_grpo@verl")(batch.rewards, batch.ids), batch)
-        else:
-            largest *= batch.mask.shape[1]
-        assert not ours[~batch.mask].any()
-        yield whitened(ours, theirs, raw, batch.mask, largest, FLOAT64)
-        return
-    # Where the mask is False verl may leave something, and 0 / 0 in a group without an unmasked token.
-    theirs = torch.where(batch.mask, theirs, 0.0)
-    alpha = len(batch.rewards) / max(1, int(batch.rewards.count_nonzero()))  # gpg's
-    for group in batch.ids.unique():
-        rows = batch.ids == group
-        scale = precision(batch, rows, row.eps)
-        scale = {"gpg": alpha * scale}.get(row.theirs, scale)
-        yield Compared(ours[rows], theirs[rows], 2 * len(batch.ids), scale, row.dtype)
+        warnings.simplefilter("ignore", ComposerWarning)  # of rewards at masked tokens, and groups of one
+        found = upstream.advantages(f"composer/{row.partition('@')[0]}", batch, config=config)
+    assert not found[~batch.mask].any()
+    return found
 
 
 def advantages() -> list[Claim]:
     """Every estimator that both registries have."""
-    return [claim(row.ours, row.theirs, partial(advantage, row), row.note) for row in ESTIMATORS]
+    return claims_of(estimator) + whitened_claims(estimator)

@@ -3,21 +3,26 @@
 import math
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
+from verl.trainer.distillation.losses import compute_topk_loss, distillation_loss, get_distillation_loss_fn
+from verl.workers.config import DistillationConfig, DistillationLossConfig
 
 from composer_plugins.conformance import reductions
 from composer_plugins.conformance.batches import FLOAT64, draw_mask, rows_and_tokens
 from composer_plugins.conformance.claims import GRADIENT, Claim, Compared, Place
 from composer_plugins.conformance.reductions import kernel
-from composer_plugins.conformance.verl_claims import upstream, upstream_rest
+from composer_plugins.conformance.verl_claims import upstream
 from composer_plugins.frameworks.verl import CHOOSES, KL_ESTIMATORS, VERL
 from composer_plugins.testing.draws import Draw, flag, generator
 from composer_plugins.testing.inputs import with_junk
 
 DISTILLATION = "distillation losses"  # the registry
 FLOAT32 = torch.float32
+PROMPT = 1  # tokens of prompt; verl reads the logits one position before each response token
 FLOORS = (-10.0, -2.0)  # of both log-probabilities: verl's default, and one that many entries reach
 
 # verl's distillation has its KL estimators, without those whose gradient is another one's ("k1+").
@@ -36,6 +41,33 @@ def draw_teacher(draw: Draw) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return student, top.values, top.indices, draw_mask(draw, g, rows, tokens)
 
 
+def engine_batch(mask: Tensor, counts: dict[str, int], **more: Tensor) -> Any:
+    """What verl's engine passes: one prompt token per row, responses as wide as the mask."""
+    rows, tokens = mask.shape
+    columns = {
+        "prompts": torch.ones(rows, PROMPT, dtype=torch.int64),
+        "responses": torch.ones(rows, tokens, dtype=torch.int64),
+        "attention_mask": torch.ones(rows, PROMPT + tokens, dtype=torch.int64),
+        "response_mask": mask.long(),
+    }
+    data = TensorDict(columns, batch_size=[rows])
+    for name, value in more.items():
+        data[name] = torch.nested.as_nested_tensor(list(with_a_position_more(value)), layout=torch.jagged)
+    for name, count in counts.items():
+        data.set_non_tensor(name, count)
+    return data
+
+
+def with_a_position_more(x: Tensor) -> Tensor:
+    """[rows, tokens, ...] with one more position in each row, which verl never reads."""
+    return torch.cat([x, x[:, :1]], 1)
+
+
+def packed(x: Tensor) -> Tensor:
+    """[rows, tokens, ...] as verl packs it."""
+    return with_a_position_more(x).flatten(0, 1)
+
+
 def forward_kl_topk(draw: Draw) -> Iterator[Compared]:
     """verl rounds log-probabilities to float32 (chunked: the logits), and then takes p (log p - log q)."""
     student, log_t, ids, mask = draw_teacher(draw)
@@ -44,17 +76,20 @@ def forward_kl_topk(draw: Draw) -> Iterator[Compared]:
         draw.choose(upstream.modes(), "mode"),
         draw.choose(FLOORS, "floor"),
     )
-    config = upstream_rest.distillation_config(
+    options = DistillationLossConfig(
         use_policy_gradient=False,  # as a reward the policy losses are compared elsewhere
         loss_mode="forward_kl_topk",
         topk=ids.shape[-1],
         log_prob_min_clamp=floor,
         use_chunked_topk=chunked,
     )
+    settings = upstream.actor(loss_agg_mode=mode), DistillationConfig(distillation_loss=options)
     info = {"dp_size": 1, "batch_num_tokens": int(mask.sum()), "global_batch_size": len(mask)}
-    data = upstream_rest.engine_batch(mask, info, teacher_logprobs=log_t, teacher_ids=ids)
+    data = engine_batch(mask, info, teacher_logprobs=log_t, teacher_ids=ids)
     logits = student.clone().requires_grad_()
-    theirs, output = upstream_rest.topk_distillation(logits, config, mode, data)
+    kept = compute_topk_loss(*settings, data, packed(logits).unsqueeze(0), "thd")
+    output = {name: value.squeeze(0) for name, value in kept.items()}
+    theirs, _ = distillation_loss(*settings, output, data)
     (want,) = torch.autograd.grad(theirs, logits)
 
     junk = with_junk(student, mask.unsqueeze(-1)).requires_grad_()
@@ -68,7 +103,7 @@ def forward_kl_topk(draw: Draw) -> Iterator[Compared]:
     is_near_the_cut = token.loss.detach().abs() <= 16 * torch.finfo(FLOAT32).eps * nats.amax(-1)
     gradient, want = (torch.where(is_near_the_cut.unsqueeze(-1), 0.0, g) for g in (gradient, want))
     yield Compared(gradient, want, ids.shape[-1], 1.0, FLOAT32, GRADIENT)
-    mass = upstream_rest.unpacked(output["student_mass"], mask)
+    mass = output["student_mass"].detach().view(len(mask), -1)[:, :-1][mask]
     largest = float(mass.max() * nats.max())  # exp makes of a logit's rounding a relative error
     ours_mass = token.metrics["student_mass"].value[mask]
     yield Compared(ours_mass, mass, ids.shape[-1], largest, FLOAT32, "student_mass")
@@ -81,9 +116,11 @@ def estimator(name: str, draw: Draw) -> Iterator[Compared]:
     x = log_s.clone().requires_grad_()
     # kl and k1 verl takes as a reward only.
     supervised = {} if name in ("kl", "k1") else {"use_policy_gradient": False}
-    config = upstream_rest.distillation_config(loss_mode=name, **supervised)
-    data = upstream_rest.engine_batch(mask, teacher_logprobs=log_t.unsqueeze(-1))
-    theirs = torch.where(mask, upstream_rest.distillation_estimate(name, config, x, data), 0.0)
+    options = DistillationLossConfig(loss_mode=name, **supervised)
+    settings = upstream.actor(), DistillationConfig(distillation_loss=options)
+    data = engine_batch(mask, {}, teacher_logprobs=log_t.unsqueeze(-1))
+    theirs, _ = get_distillation_loss_fn(name)(*settings, {"log_probs": packed(x)}, data)
+    theirs = torch.where(mask, theirs, 0.0)
     (want,) = torch.autograd.grad(theirs.sum(), x)
     junk = with_junk(log_s, mask).requires_grad_()
     inputs = junk, with_junk(log_t, mask), mask

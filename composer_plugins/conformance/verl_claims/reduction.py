@@ -6,12 +6,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from verl.trainer.ppo.core_algos import agg_loss, kl_penalty
+from verl.trainer.ppo.rollout_corr_helper import (
+    compute_rollout_correction_weights,
+    compute_rollout_rejection_mask,
+)
+from verl.workers.config.actor import RolloutCorrectionConfig
 
 from composer_plugins.conformance import reductions
 from composer_plugins.conformance.batches import Batch, global_batch, policy_batch
 from composer_plugins.conformance.claims import GRADIENT, Claim, Compared, Place
 from composer_plugins.conformance.reductions import kernel
-from composer_plugins.conformance.verl_claims import upstream, upstream_rest
+from composer_plugins.conformance.verl_claims import upstream
 from composer_plugins.conformance.verl_claims.policy import draw_case, parity
 from composer_plugins.frameworks.verl import CHOOSES, KL_ESTIMATORS, VERL
 from composer_plugins.kernels.aggregation import aggregate
@@ -32,7 +38,7 @@ def mode(name: str, draw: Draw) -> Iterator[Compared]:
     batch = policy_batch(draw)
     token_loss = (batch.logprobs * batch.advantages).requires_grad_()
     info = global_batch(draw, batch.mask)
-    theirs = upstream_rest.agg_loss(token_loss, batch.mask.long(), name, **info)
+    theirs = agg_loss(token_loss, batch.mask.long(), name, **info)
     (want,) = torch.autograd.grad(theirs, token_loss)
     junk = with_junk(token_loss.detach(), batch.mask).requires_grad_()
     ours = reductions.verl(junk, batch.mask, VERL.denominators[name], info)
@@ -46,7 +52,7 @@ def estimator(name: str, draw: Draw) -> Iterator[Compared]:
     """A KL estimator, and its gradient in the policy."""
     batch = policy_batch(draw)
     x = batch.logprobs.clone().requires_grad_()
-    theirs = torch.where(batch.mask, upstream_rest.kl_penalty(x, batch.old_logprobs, name), 0.0)
+    theirs = torch.where(batch.mask, kl_penalty(x, batch.old_logprobs, name), 0.0)
     (want,) = torch.autograd.grad(theirs.sum(), x)
     theirs = theirs.detach()
     junk = with_junk(batch.logprobs, batch.mask).requires_grad_()
@@ -100,9 +106,10 @@ def correction(bounds: list[Any], level: str, draw: Draw) -> Iterator[Compared]:
     """Truncated, or masked, importance weights."""
     batch = policy_batch(draw)
     ours, option = draw_weights(draw, batch, bounds, level)
-    theirs = upstream_rest.correction_weights(batch, option)
+    log_ratios = batch.logprobs - batch.old_logprobs
+    theirs, _ = compute_rollout_correction_weights(log_ratios, batch.mask.long(), **option)
     # A sum of log ratios is as precise as its largest, and exp hands that on.
-    largest = max(1.0, float((batch.logprobs - batch.old_logprobs).abs().max()))
+    largest = max(1.0, float(log_ratios.abs().max()))
     yield Compared(ours, theirs, batch.mask.numel(), largest * max(1.0, float(theirs.max())))
 
 
@@ -121,7 +128,8 @@ def kept(batch: Batch, option: str, low: float, high: float) -> Tensor:
 def rejection(option: str, draw: Draw) -> Iterator[Compared]:
     """Which tokens a masked correction keeps."""
     batch, bounds = policy_batch(draw), draw.choose([(0.5, 2.0), (0.999, 1.001), (0.9, 5.0)], "bounds")
-    theirs = upstream_rest.rejection_mask(batch, option, "_".join(map(str, bounds)))
+    log_ratios, threshold = batch.logprobs - batch.old_logprobs, "_".join(map(str, bounds))
+    theirs, _ = compute_rollout_rejection_mask(log_ratios, batch.mask.long(), option, threshold)
     yield Compared(kept(batch, option, *bounds).double(), theirs.double(), 1, 0.0)
 
 
@@ -137,7 +145,7 @@ def bypass(reinforce: bool, draw: Draw) -> Iterator[Compared]:
         options |= more | {"loss_type": "reinforce"}
     left = batch.mask if option is None else kept(batch, option, 0.5, 2.0)
     assume(bool(left.any()))
-    config = upstream.actor(info, rollout_correction=upstream_rest.correction_config(options))
+    config = upstream.actor(info, rollout_correction=RolloutCorrectionConfig(**options))
     loss, gradient, _ = upstream.policy_loss("bypass_mode", batch, config, mode)
     row = kernel("policy", "reinforce" if reinforce else "grpo@verl")
 

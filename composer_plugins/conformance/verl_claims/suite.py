@@ -30,13 +30,13 @@ def suite() -> Suite:
                 policy,
                 reduction,
                 token_advantages,
-                upstream_rest,
+                upstream,
             )
     finally:
         logging.disable(logging.NOTSET)
     modules = (policy, advantages, token_advantages, reduction, distillation)
     claims: list[Claim] = [claim for module in modules for claim in module.CLAIMS]
-    registered = upstream_rest.registered()
+    registered = upstream.registered()
 
     def is_there(place: Place) -> bool:
         names = registered.get(place.where)  # of what verl has no registry for, a claim fails if it is gone

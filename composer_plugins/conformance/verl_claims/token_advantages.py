@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from verl.trainer.ppo.core_algos import compute_gae_advantage_return
 
 from composer_plugins.conformance.batches import FLOAT64, Rollouts, rollouts
 from composer_plugins.conformance.claims import Claim, Compared
@@ -13,10 +14,12 @@ from composer_plugins.conformance.verl_claims import upstream
 from composer_plugins.conformance.verl_claims.advantages import (
     FLOAT32,
     GAMMAS,
+    Ours,
+    by_kernel,
     claim,
     kernel,
     lengths,
-    our_estimator,
+    params_of,
     precision,
     row_of,
     singletons,
@@ -83,30 +86,30 @@ def remax(draw: Draw) -> Iterator[Compared]:
     batch = rollouts(draw)
     rewards, baselines = token_level(batch, draw), batch.rewards.roll(1)
     theirs = upstream.advantages("remax", batch, token_level_rewards=rewards, reward_baselines=baselines)
-    ours = our_estimator("remax")(with_junk(rewards, batch.mask), baselines, batch.mask)
+    ours = kernel(row_of("remax"))(with_junk(rewards, batch.mask), baselines, batch.mask)
     largest = float(rewards.abs().max() + baselines.abs().max())
     yield Compared(ours, torch.where(batch.mask, theirs, 0.0), batch.mask.shape[-1], largest)
 
 
-def reinforce_pp(draw: Draw) -> Iterator[Compared]:
+def reinforce_pp(ours: Ours, draw: Draw) -> Iterator[Compared]:
     """Discounted returns, whitened."""
     (batch, dtype), gamma = whitenable(draw), draw.choose(GAMMAS, "gamma")
-    rewards = token_level(batch, draw)
+    batch = batch._replace(token_rewards=token_level(batch, draw))
     config = type("Config", (), {"gamma": gamma})
-    theirs, returns = upstream.token_estimated("reinforce_plus_plus", rewards, batch.mask, config=config)
-    ours = our_estimator("reinforce_plus_plus", gamma=gamma)(with_junk(rewards, batch.mask), batch.mask)
-    largest = float(rewards.abs().max()) * batch.mask.shape[-1]
-    yield whitened(ours, theirs, returns, batch.mask, largest, dtype)
+    theirs, returns = upstream.estimated("reinforce_plus_plus", batch, config=config)
+    found = ours(row_of("reinforce_plus_plus"), batch, **params_of("reinforce_plus_plus", gamma=gamma))
+    largest = float(batch.token_rewards.abs().max()) * batch.mask.shape[-1]
+    yield whitened(found, theirs, returns, batch.mask, largest, dtype)
 
 
-def reinforce_pp_baseline(draw: Draw) -> Iterator[Compared]:
+def reinforce_pp_baseline(ours: Ours, draw: Draw) -> Iterator[Compared]:
     """Less the mean of the group, whitened."""
     batch, dtype = whitenable(draw)
     theirs = upstream.advantages("reinforce_plus_plus_baseline", batch)
-    ours = our_estimator("reinforce_plus_plus_baseline")(batch.rewards, batch.ids, lengths(batch))
+    found = ours(row_of("reinforce_plus_plus_baseline"), batch)
     raw = per_token(kernel("dr_grpo@verl")(batch.rewards, batch.ids), batch)
     largest = float(batch.rewards.abs().max())
-    yield whitened(per_token(ours, batch), theirs, raw, batch.mask, largest, dtype)
+    yield whitened(found, theirs, raw, batch.mask, largest, dtype)
 
 
 def gdpo(draw: Draw) -> Iterator[Compared]:
@@ -114,7 +117,7 @@ def gdpo(draw: Draw) -> Iterator[Compared]:
     batch, dtype = whitenable(draw)
     dtype = dtype if not singletons(batch).any() else FLOAT32
     theirs = upstream.advantages("gdpo", batch)
-    ours = our_estimator("gdpo")(batch.rewards.unsqueeze(1), batch.ids, lengths=lengths(batch))
+    ours = kernel(row_of("gdpo"))(batch.rewards.unsqueeze(1), batch.ids, lengths=lengths(batch))
     raw = per_token(kernel("grpo@verl")(batch.rewards, batch.ids), batch)
     largest = max(precision(batch, batch.ids == i, 1e-6) for i in batch.ids.unique())
     yield whitened(per_token(ours, batch), theirs, raw, batch.mask, largest, dtype)
@@ -127,17 +130,15 @@ def gdpo_of_two(draw: Draw) -> Iterator[Compared]:
     g = torch.Generator().manual_seed(draw.integer(0, 99, "components"))
     components = torch.randn(len(batch.ids), 2, generator=g)
     ones = torch.ones(batch.mask.shape, dtype=torch.int64)
-    theirs, _ = upstream.token_estimated(
+    theirs = upstream.advantages(
         "gdpo",
-        batch.token_rewards,
-        batch.mask,
-        index=upstream.names(batch.ids.tolist()),
+        batch,
         config={"gdpo_reward_keys": ["format", "accuracy"], "gdpo_reward_weights": weights},
         non_tensor_batch={"format": components[:, 0].numpy(), "accuracy": components[:, 1].numpy()},
         batch={"prompts": ones[:, :1], "attention_mask": torch.cat([ones[:, :1], ones], 1)},
     )
     option = {} if weights is None else {"component_weights": torch.tensor(weights, dtype=FLOAT64)}
-    ours = our_estimator("gdpo")(components.to(FLOAT64), batch.ids, lengths=lengths(batch), **option)
+    ours = kernel(row_of("gdpo"))(components.to(FLOAT64), batch.ids, lengths=lengths(batch), **option)
     scaled = [batch._replace(rewards=components[:, k].to(FLOAT64)) for k in (0, 1)]
     largest = sum(max(precision(b, b.ids == i, 1e-6) for i in b.ids.unique()) for b in scaled)
     normal = [kernel("grpo@verl")(b.rewards, b.ids) for b in scaled]
@@ -152,10 +153,12 @@ def gae(draw: Draw) -> Iterator[Compared]:
     rewards, mask = token_level(batch, draw), batch.mask
     g = torch.Generator().manual_seed(draw.integer(0, 99, "values"))
     values = torch.randn(mask.shape, generator=g, dtype=FLOAT64)
-    theirs, targets = upstream.gae(rewards, values, mask.long(), gamma, 1.0 if lam is None else lam)
+    theirs, targets = compute_gae_advantage_return(
+        rewards, values, mask.long(), gamma, 1.0 if lam is None else lam
+    )
     given = with_junk(rewards, mask), with_junk(values, mask), mask
     option: dict[str, Any] = {"gamma": gamma} | ({} if lam is None else {"lam": lam})
-    ours = our_estimator("gae", **option)(*given)
+    ours = kernel(row_of("gae"), **params_of("gae", **option))(*given)
     raw = kernel(row_of("gae"), whiten=False, **option)(*given)
     largest = float(rewards.abs().max() + values.abs().max()) * mask.shape[-1]
     ours_targets, targets = (torch.where(mask, x, 0.0) for x in (raw + values, targets))
@@ -188,19 +191,27 @@ def token_baseline(name: str, draw: Draw) -> Iterator[Compared]:
     )
     option = {"correction_weights": with_junk(weights, mask)} if corrected else {}
     junk = (with_junk(x, mask) for x in (rewards, *given.values()))
-    ours = our_estimator(name)(*junk, batch.ids, mask, **option)
+    ours = kernel(row_of(name))(*junk, batch.ids, mask, **option)
     # A weight is (1 - pi)^2 at least: of a likely token, what a difference from 1 leaves.
     largest = 1000 * float(rewards.abs().max()) * mask.shape[-1]
     yield Compared(ours, theirs, mask.numel(), largest, scale=largest / 1000)
 
 
 COUNTS = "verl divides counts in float32"
+
+
+def whitened_claims(ours: Ours) -> list[Claim]:
+    """The claims about these advantages of ours."""
+    compared = {
+        "reinforce_plus_plus": reinforce_pp,
+        "reinforce_plus_plus_baseline": reinforce_pp_baseline,
+    }
+    return [claim(row_of(name), name, partial(one, ours), COUNTS) for name, one in compared.items()]
+
+
 CLAIMS: list[Claim] = [
     claim(row_of("remax"), "remax", remax),
-    claim(row_of("reinforce_plus_plus"), "reinforce_plus_plus", reinforce_pp, COUNTS),
-    claim(
-        row_of("reinforce_plus_plus_baseline"), "reinforce_plus_plus_baseline", reinforce_pp_baseline, COUNTS
-    ),
+    *whitened_claims(by_kernel),
     claim(row_of("gdpo"), "gdpo", gdpo, COUNTS),
     claim(row_of("gdpo"), "gdpo", gdpo_of_two, "two rewards, which verl adds in float32"),
     claim(row_of("gae"), "gae", gae, COUNTS),

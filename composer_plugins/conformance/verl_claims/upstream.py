@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from verl.trainer.ppo.core_algos import (
+    ADV_ESTIMATOR_REGISTRY,
+    POLICY_LOSS_REGISTRY,
     agg_loss,
-    compute_gae_advantage_return,
     get_adv_estimator_fn,
     get_policy_loss_fn,
 )
@@ -59,12 +60,12 @@ def names(ids: Iterable[int]) -> Any:
     return np.array([f"prompt {i}" for i in ids], dtype=object)
 
 
-def advantages(estimator: str, batch: Rollouts, **more: Any) -> Tensor:
+def advantages(estimator: str, batch: Rollouts, /, **more: Any) -> Tensor:
     """verl's advantages per token."""
     return estimated(estimator, batch, **more)[0]
 
 
-def estimated(estimator: str, batch: Rollouts, **more: Any) -> tuple[Tensor, Tensor]:
+def estimated(estimator: str, batch: Rollouts, /, **more: Any) -> tuple[Tensor, Tensor]:
     """verl's advantages and returns per token."""
     options = {
         "token_level_rewards": batch.token_rewards.clone(),
@@ -80,14 +81,15 @@ def of_verl(registry: Mapping[str, Callable[..., Any]]) -> set[str]:
     return {name for name, function in registry.items() if function.__module__.startswith("verl.")}
 
 
-def token_estimated(estimator: str, rewards: Tensor, mask: Tensor, **more: Any) -> tuple[Tensor, Tensor]:
-    """verl's advantages and returns of rewards per token."""
-    function = get_adv_estimator_fn(estimator)
-    found: tuple[Tensor, Tensor] = function(token_level_rewards=rewards, response_mask=mask.long(), **more)
-    return found
+def registered() -> dict[str, set[str]]:
+    """By registry, the names that verl itself gave."""
+    from verl.trainer.distillation.losses import DISTILLATION_LOSS_REGISTRY
+    from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
 
-
-def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """verl's generalized advantage estimation, and its returns."""
-    found: tuple[Tensor, Tensor] = compute_gae_advantage_return(rewards, values, mask, gamma, lam)
-    return found
+    return {
+        "policy losses": of_verl(POLICY_LOSS_REGISTRY),
+        "advantage estimators": of_verl(ADV_ESTIMATOR_REGISTRY),
+        "distillation losses": of_verl(DISTILLATION_LOSS_REGISTRY),
+        "aggregation modes": set(modes()),
+        "rollout corrections": set(SUPPORTED_ROLLOUT_RS_OPTIONS),
+    }

@@ -47,11 +47,3 @@ def test_the_doctor_names_the_distillation_in_which_our_loss_trains_nothing(
     assert is_inert is not use_task_rewards and logged is (use_task_rewards or use_policy_gradient)
     found = judged(tree(OURS | DAPO | {DISTILLATION: True} | distilled(**options)))
     assert [one.key for one in found] == [Key.TASK_REWARDS] * is_inert
-
-
-@pytest.mark.parametrize("use_policy_gradient", [True, False])
-def test_verls_distillation_takes_no_policy_loss_but_vanilla(use_policy_gradient: bool) -> None:
-    """verl raises where a worker reads the config, so after Ray has started."""
-    for name in ("composer", "composer/dapo", "gspo"):
-        with pytest.raises(NotImplementedError, match="Only vanilla policy loss is currently supported"):
-            DistillationLossConfig(use_policy_gradient=use_policy_gradient, policy_loss_mode=name)

@@ -84,13 +84,6 @@ def without(name: str, environment: Path) -> None:
     (environment / "sitecustomize.py").write_text(lines)
 
 
-def test_the_estimator_by_overrides_alone_has_no_finding() -> None:
-    ours = ("algorithm.adv_estimator=composer", "+algorithm.composer.advantage=rloo")
-    facts = asked(*ours, LEGACY, DYNAMIC, GROUPS, ENGINE)
-    assert facts["verl"]["failure"] == ""
-    assert judged(facts) == []
-
-
 def test_a_file_is_composed_as_main_ppo_composes_it(tmp_path: Path) -> None:
     (file,) = written(tmp_path)
     facts = asked(LEGACY, files=(file,))

@@ -17,14 +17,11 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.checks import examined
 from composer_plugins.conformance.verl_claims import upstream
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import enforce
-from composer_plugins.recipes.verl.on_a_cpu import missing
-from composer_plugins.recipes.verl.on_a_cpu.runner import REGISTER, run
+from composer_plugins.frameworks.verl import Key
 from parity_tests.cases.verl_config import SYNC, tree
 from parity_tests.rigs.verl_actor import ONES, algorithm
-from parity_tests.rigs.verl_trained import LOSS, OURS
 from parity_tests.rigs.verl_wheels import start
 
-MODE, ESTIMATOR = f"{LOSS}.loss_mode", "algorithm.adv_estimator"
 ACME = """
 from verl.trainer.ppo.core_algos import register_policy_loss
 
@@ -78,7 +75,7 @@ def test_a_policy_loss_that_was_replaced_is_an_error(
 ) -> None:
     PLACES[place]()
     monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, name, theirs)
-    with pytest.raises(ConfigError, match=f"^{message(MODE, name)}"):
+    with pytest.raises(ConfigError, match=f"^{message(Key.LOSS_MODE, name)}"):
         PLACES[place]()
 
 
@@ -86,7 +83,7 @@ def test_an_estimator_of_our_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ValueError, match="composer has already been registered"):  # verl's own, after us
         core_algos.register_adv_est("composer")(theirs)
     monkeypatch.setitem(core_algos.ADV_ESTIMATOR_REGISTRY, "composer", theirs)  # before us
-    with pytest.raises(ConfigError, match=f"^{message(ESTIMATOR, 'composer')}"):
+    with pytest.raises(ConfigError, match=f"^{message(Key.ESTIMATOR, 'composer')}"):
         register.register()
 
 
@@ -121,28 +118,7 @@ def test_one_that_is_registered_first_leaves_ours_out_in_words(tmp_path: Path) -
         "ComposerPolicyLossConfig()"
     )
     done = start(["-c", program], tmp_path, VERL_USE_EXTERNAL_MODULES="acme_losses")
-    wanted = message(MODE, "composer", "acme_losses.theirs")
+    wanted = message(Key.LOSS_MODE, "composer", "acme_losses.theirs")
     assert done.returncode == 1 and done.stdout.split()[-1:] == ["composer"]
     assert f"composer-plugins is not registered in verl: ConfigError: {wanted}" in done.stderr
     assert f"composer_plugins.errors.ConfigError: {wanted}" in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(bool(missing()), reason="it needs what main_ppo needs")
-@pytest.mark.parametrize(
-    "lines",
-    [(*OURS[:-3], *OURS[-2:], f"{MODE}=composer"), (f"{ESTIMATOR}=grpo", f"{MODE}=composer/cispo")],
-    ids=["with the table", "by name"],
-)
-def test_main_ppo_ends_before_a_step_of_the_other_loss(
-    lines: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other one comes by verl's external_lib, after ours, in each process that loads the model."""
-    (tmp_path / "acme_losses.py").write_text(ACME)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    lines = (*lines, "actor_rollout_ref.model.external_lib=acme_losses")
-    (out := tmp_path / "run").mkdir()
-    done = run(out, *lines, modules=REGISTER, keeps_parameters=False)
-    assert done.code == 1 and done.metrics == [] and not done.left
-    assert message(MODE, "composer", "acme_losses.theirs") in done.log
-    assert "the loss of acme" not in done.log

@@ -29,9 +29,9 @@ from composer_plugins.frameworks.verl import MODES, VERL
 from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.losses.registry import losses
 from composer_plugins.testing.assertions import assert_parity
+from parity_tests.rigs import verl_registered
 from parity_tests.rigs.verl_actor import ONES, algorithm, policy_loss
 from parity_tests.rigs.verl_drawn import global_batches, policy_batches
-from parity_tests.rigs.verl_registered import ESTIMATORS
 
 examples = settings(max_examples=40)
 
@@ -213,7 +213,7 @@ def a_new_process(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
-@pytest.mark.parametrize("name", sorted({one.ours for one in ESTIMATORS}))
+@pytest.mark.parametrize("name", sorted({claim.ours for claim in verl_registered.advantages()}))
 def test_a_bad_reward_is_zero_or_leaves_its_rollout_out(name: str, bad: float) -> None:
     """The other rollouts have the advantages of a batch with 0 in its place, or without the row."""
     uids, row = ["a", "a", "b", "a", "b", "b"], 3

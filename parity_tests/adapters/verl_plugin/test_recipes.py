@@ -141,13 +141,6 @@ def test_run_sh_starts_a_recipe_on_the_model_and_the_data(name: str, tmp_path: P
     assert (config.data.train_files, config.data.val_files) == (GIVEN["TRAIN"], GIVEN["VAL"])
 
 
-def test_run_sh_says_which_recipe_or_which_variable_is_missing(tmp_path: Path) -> None:
-    unknown = launched(tmp_path, "ppo", **GIVEN)
-    assert unknown.returncode == 2 and f"NAME one of: {' '.join(RECIPES)}" in unknown.stderr
-    unset = launched(tmp_path, "dppo", MODEL="m", TRAIN="t")
-    assert unset.returncode != 0 and "VAL" in unset.stderr and not unset.stdout
-
-
 def test_the_readmes_rows_are_rows_that_the_channels_take() -> None:
     rows = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", README, re.DOTALL)]
     assert len(rows) == 2 and all(row["prompt"] and row["reward_model"] for row in rows)

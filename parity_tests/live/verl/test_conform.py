@@ -9,7 +9,7 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from composer_plugins.conformance.claims import GRADIENT, VALUE, Absent, Claim
 from composer_plugins.conformance.verl_claims import suite as claims_of_verl
-from composer_plugins.conformance.verl_claims import upstream_rest
+from composer_plugins.conformance.verl_claims import upstream
 from composer_plugins.conformance.verl_claims.policy import VANILLA
 from composer_plugins.conformance.verl_claims.suite import NO_KERNEL, UNKNOWN, suite
 from composer_plugins.frameworks.verl import KL_ESTIMATORS
@@ -75,9 +75,9 @@ def test_every_row_with_a_dialect_of_verl_is_compared() -> None:
 def test_a_new_loss_of_verl_is_not_in_the_catalogue_and_one_that_is_gone_is_not_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    registered = upstream_rest.registered()
+    registered = upstream.registered()
     policies = registered["policy losses"] - {"cispo"} | {"new_po"}
-    monkeypatch.setattr(upstream_rest, "registered", lambda: registered | {"policy losses": policies})
+    monkeypatch.setattr(upstream, "registered", lambda: registered | {"policy losses": policies})
     changed = claims_of_verl.suite()
     assert Absent("new_po", UNKNOWN, missing=True) in [*changed.absent()]
     assert {c.ours for c in changed.claims if not changed.is_there(c.place)} == {"cispo@verl"}

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from composer_plugins.adapters.verl_plugin import doctor as verl_doctor
-from composer_plugins.adapters.verl_plugin.surface import TRAINER
 from composer_plugins.diagnosis import Target
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding
@@ -19,14 +18,10 @@ from parity_tests.cases import verl_environment as environments
 from parity_tests.cases.recorded import assert_told, findings_in_words, recorded
 from parity_tests.cases.verl_config import (
     ACTOR,
-    DAPO,
     DEFAULTS,
-    DISTILLATION,
-    DISTILLED,
     FACTS,
     GRPO,
     HINT,
-    LEGACY,
     LOSS,
     LOSS_MODE,
     MISTAKES,
@@ -36,12 +31,10 @@ from parity_tests.cases.verl_config import (
     PAPERS,
     SOUND,
     VERL,
-    Changes,
     actor,
     answered,
     both,
     changed,
-    distilled,
     judged,
     loss,
     node,
@@ -116,19 +109,6 @@ def test_a_mistake_hides_no_other_and_is_not_blamed_on_its_neighbours() -> None:
     assert [one.key for one in found] == [
         f"{NODE}.{name}" for name in ("policy", "hint_top_k", "policy_wieght")
     ]
-
-
-@pytest.mark.parametrize(
-    ("named", "is_ours"),
-    [(OURS | LEGACY, True), (GRPO | DAPO, True), (GRPO, False), ({MODE: TRAINER} | GRPO, False)],
-)
-def test_a_distillation_without_task_rewards_is_an_error_where_a_loss_is_ours(
-    named: Changes, is_ours: bool
-) -> None:
-    before = judged(tree(named | {DISTILLATION: True}))
-    found = judged(tree(named | {DISTILLATION: True} | distilled(use_task_rewards=False)))
-    added = [one.key for one in found if one not in before]
-    assert added == [f"{DISTILLED}.use_task_rewards"] * is_ours
 
 
 def test_a_release_that_is_too_old_is_one_error() -> None:
