@@ -24,9 +24,6 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"hint_weight": 0.1, "hint_teacher": "ema"}, "hint_teacher: it is 'ema', and a Tinker program"),
     ({"replay_weight": 1.0, "replay_loss": "kto"}, "needs scores, ref_scores, desirable, reference_kl"),
     ({"replay_weight": 1.0, "replay_temperature": 0.7}, "replay_temperature: it is 0.7, and Tinker's"),
-    ({"loss_type": 1}, "set policy and denominator"),
-    ({"beta": 1}, "set replay_params={'beta': ...} for DPO, or policy='opd' for a KL to a teacher"),
-    ({"kl_penalty_coef": 1}, "loss_fn adds no KL term to the policy"),
     ({"policy": "opd", "kl_penalty_coef": 1}, "kl_penalty_coef: it is a parameter of policy 'opd'; set "),
     ({"policy": "dr_grpo"}, "max_length: the loss is divided by a constant length"),
     ({"policy": "grpo", "max_length": 8.0}, "max_length: it has no effect, because the denominator is"),
@@ -74,19 +71,6 @@ def test_an_unknown_option_lists_those_that_are_here() -> None:
     with pytest.raises(ComposerError, match="known: calls_per_step, denominator, entries, hint_div") as error:
         loss_fn(group_size=8)
     assert "hint_teacher" not in str(error.value)
-
-
-@pytest.mark.parametrize("entry", ["logprobs", "target_tokens", "hint_mask"])
-def test_an_entry_is_read_as_one_input(entry: str) -> None:
-    with pytest.raises(ComposerError, match=f"entries.mask: '{entry}' would be read as .* and as"):
-        loss_fn(entries={"mask": entry})
-    swapped = {"ref_logprobs": "teacher_logprobs", "teacher_logprobs": "ref_logprobs"}
-    assert loss_fn(entries=swapped).keys["ref_logprobs"] == "teacher_logprobs"
-
-
-def test_a_traced_loss_has_no_calls() -> None:
-    with pytest.raises(ComposerError, match="calls_per_step: it has no effect, because custom.data"):
-        custom_loss("cispo", calls_per_step=2)
 
 
 def test_data_of_a_traced_loss_are_checked() -> None:
