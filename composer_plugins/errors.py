@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
@@ -10,8 +11,7 @@ from typing import Any, Self
 
 MAX_LISTED = 20  # up to this many known names are listed; of more, only the nearest
 MAX_NEAREST = 8
-SHORT, LONG = 3, 8  # letters of a word, up to and from which fewer and more of them may be wrong
-MAX_WRONG = 2
+ALIKE = 0.8  # of the letters of two names, more than which a misspelt one shares: `dpo` is no misspelt `dro`
 MAX_COMPLETIONS = 4  # of the names that begin with what was typed
 
 
@@ -105,49 +105,24 @@ def near(name: str, known: Iterable[str], *, completes: bool = True) -> list[str
     same = [one for one, key in keys.items() if key == wanted]
     completions = [one for one, key in keys.items() if key.startswith(wanted)] if completes else []
     shortest_first = sorted(completions, key=lambda one: (len(one), one))
-    mistakes = {one: found for one, key in keys.items() if (found := misspelt(wanted, key)) is not None}
-    ranks = {one: (wrong, -_likeness(one, name)) for one, wrong in mistakes.items()}
-    likeliest = [
-        one for one, rank in ranks.items() if rank == min(ranks.values())
-    ]  # of two, neither is meant
+    alike = {one: _alike(wanted, key) for one, key in keys.items()}
+    most = max(alike.values(), default=0.0)
+    likeliest = [one for one, number in alike.items() if number == most > ALIKE]  # of two, neither is meant
     return same or shortest_first[:MAX_COMPLETIONS] or likeliest
 
 
-def misspelt(name: str, known: str) -> int | None:
-    """How many letters of a name are wrong, if it is `known` misspelt; None if it is another name.
+def _alike(one: str, other: str) -> float:
+    """How much of two spellings is the same, from 0 to 1; 1 where letters are swapped.
 
     A name with another number of words or other digits is another name, and so is one word that begins with
-    another letter (`dtype`, `type`). In a short word no letter may be another: `dpo` is not a misspelt `dro`.
+    another letter (`dtype`, `type`): 0.
     """
-    if name.replace("_", "") == known.replace("_", ""):
-        return 0
-    words, others = name.split("_"), known.split("_")
-    if len(words) != len(others) or [*filter(str.isdigit, name)] != [*filter(str.isdigit, known)]:
-        return None
-    wrong = 0
-    for one, other in zip(words, others, strict=True):
-        number = _distance(one, other)
-        is_another_letter = len(one) == len(other) and sorted(one) != sorted(other)
-        begins_otherwise = one[:1] != other[:1] and one[:2] != other[1::-1]
-        most = 1 if len(other) < LONG or begins_otherwise else 2
-        most = 0 if begins_otherwise and len(words) == 1 else most
-        if number > most or (number and len(other) <= SHORT and is_another_letter):
-            return None
-        wrong += number
-    return wrong if wrong <= MAX_WRONG else None
-
-
-def _distance(one: str, other: str) -> int:
-    """The letters that are wrong, too many, missing, or swapped with their neighbour (Damerau's distance)."""
-    rows = [list(range(len(other) + 1))]
-    for i, letter in enumerate(one, 1):
-        rows.append([i])
-        for j, theirs in enumerate(other, 1):
-            costs = [rows[i - 1][j] + 1, rows[i][j - 1] + 1, rows[i - 1][j - 1] + (letter != theirs)]
-            if i > 1 and j > 1 and (letter, one[i - 2]) == (other[j - 2], theirs):
-                costs.append(rows[i - 2][j - 2] + 1)
-            rows[i].append(min(costs))
-    return rows[-1][-1]
+    if sorted(one.replace("_", "")) == sorted(other.replace("_", "")):
+        return 1.0
+    words, others = one.split("_"), other.split("_")
+    is_another = len(words) != len(others) or re.findall(r"\d", one) != re.findall(r"\d", other)
+    is_another |= len(words) == 1 and one[:1] != other[:1]
+    return 0.0 if is_another else _likeness(one, other)
 
 
 def did_you_mean(nearest: list[str], stem: str = "") -> str:

@@ -57,10 +57,6 @@ def custom_loss(policy: str = DEFAULT_POLICY, **options: Any) -> CustomLoss:
     """
     loss = Loss(parse({"policy": policy, **options}))
     parsed, choice = loss.parsed, loss.asked.choice
-    if "calls_per_step" in options:
-        problem = "it has no effect, because custom.data writes the count of the whole step"
-        remedy = "remove it, and pass the data of all calls to custom.data"
-        raise ConfigError("calls_per_step", problem, remedy)
     for name in ("hint_weight", "replay_weight", "rollout_correction"):
         if getattr(parsed.options, name):
             problem = "the traced function has the policy loss alone"

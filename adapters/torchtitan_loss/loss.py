@@ -3,7 +3,6 @@
 This module imports torchtitan, and a function that makes a config of torchtitan imports it.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -64,16 +63,19 @@ class ComposerLoss(BaseLoss):
         generator_logprobs: Tensor,
         advantages: Tensor,
         loss_mask: Tensor,
-        **newer: Any,
+        temperature: Any = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The share [] of one micro-batch, and metrics whose sums over micro-batches are means per token.
 
         `logits` are [B, L, V], and [T, V] in torchtitan after 0.3.0; the other tensors have one value per
         token. Without `global_valid_tokens` it is the sum, as of torchtitan's own losses.
         Raises DataError for tensors that are not what a loss takes, at the first call, and for a loss that is
-        not finite, on a GPU some calls later; ConfigError for arguments of a newer torchtitan.
+        not finite, on a GPU some calls later; ConfigError for a temperature, which a newer torchtitan has.
         """
-        refuse_newer(newer)
+        if isinstance(temperature, Tensor) or temperature not in (None, 1):
+            problem = f"torchtitan passes a temperature, so it is newer than the tested {TORCHTITAN.release}"
+            remedy = f"install torchtitan {TORCHTITAN.release}, or set the temperature to 1"
+            raise ConfigError("loss", problem, remedy)
         streams = {"generator_logprobs": generator_logprobs, "loss_mask": loss_mask}
         for name, x in streams.items():
             if x.shape != labels.shape:
@@ -108,16 +110,3 @@ class ComposerLoss(BaseLoss):
                 },
             }
         return loss, metrics
-
-
-def refuse_newer(arguments: Mapping[str, Any]) -> None:
-    """Raise ConfigError for arguments that the tested torchtitan does not give. A temperature of 1 passes."""
-    x = arguments.get("temperature")
-    is_one = x is None or (isinstance(x, int | float) and x == 1)
-    if names := [name for name in arguments if name != "temperature" or not is_one]:
-        release = TORCHTITAN.release
-        problem = f"torchtitan calls it with {', '.join(names)}, so it is newer than the tested {release}"
-        remedy = f"install torchtitan {release}" + (
-            ", or set the temperature to 1" if names == ["temperature"] else ""
-        )
-        raise ConfigError("loss", problem, remedy)

@@ -136,10 +136,6 @@ class NamedLoss(NamedTuple):
     needs_mode: str = ""  # the aggregation mode without which the framework refuses it
     kind: Kind = "policy"
 
-    def option(self, key: str) -> Option | None:
-        """The option of its own of this key."""
-        return next((one for one in self.own if one.key == key), None)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Framework:
@@ -301,10 +297,6 @@ class Framework:
         if option.conversion.values or option.objective != "mode":
             return option.conversion.values
         return self.denominators
-
-    def option(self, key: str, kind: Kind = "policy") -> Option:
-        """The option of this key."""
-        return next(one for one in self.options_of(kind) if one.key == key)
 
 
 def other_names(loss: Loss, frameworks: Iterable[Framework]) -> dict[str, dict[str, Conversion]]:

@@ -30,14 +30,6 @@ _BY_TEACHER = (
     "a Tinker program asks its teacher itself",
     "remove it, and call composer_plugins.adapters.tinker_loss.add_teacher_logprobs",
 )
-_NO_KL = (
-    "loss_fn adds no KL term to the policy",
-    "remove it, and set replay_params={'beta': ...} for DPO, or policy='opd' for a KL to a teacher",
-)
-_BY_DENOMINATOR = (
-    "a loss and a denominator are two options here",
-    "set policy and denominator",
-)
 _ONE_TOKEN = (
     "a Tinker loss function gets the log-probability of the sampled token alone",
     "remove it: hint_divergence is 'sampled_token'",
@@ -46,18 +38,12 @@ UNAVAILABLE = {
     "advantage": _BY_PROGRAM,
     "advantage_params": _BY_PROGRAM,
     "on_bad_reward": _BY_PROGRAM,
-    "scale_rewards": _BY_PROGRAM,
-    "loss_type": _BY_DENOMINATOR,
-    **dict.fromkeys(("beta", "kl_coef", "kl_penalty_coef", "kl_loss_coef", "use_kl_loss"), _NO_KL),
     "hint_teacher": _BY_TEACHER,
     "hint_ema_rate": _BY_TEACHER,
     "hint_top_k": _ONE_TOKEN,
     "hint_t_start": _ONE_TOKEN,
     "teacher_prompt_template": _BY_TEACHER,
-    "replay_temperature": (
-        "Tinker's log-probabilities are those at temperature 1",
-        "remove it",
-    ),
+    "replay_temperature": ("Tinker's log-probabilities are those at temperature 1", "remove it"),
 }
 
 TINKER = Framework(

@@ -73,12 +73,8 @@ def ask(
     registered: dict[str, Any] = {kind: name} if name else {}
     # What the user has written counts before the registered name, and that before the defaults.
     values = {**first, **defaults, **registered, **ours}
-    # The row is looked up only where something asks for it: it loads the rows of its kind.
-    loss = named(values, kind) if moved or {*ours} - {*known} else None
     for option in [one for one in ours if one in framework.unavailable]:
         why, remedy = framework.unavailable[option]
-        if option not in known and loss is not None and is_of(loss, option):
-            continue
         value = values[option]
         if option.endswith("_weight") and value == 0:  # it switches off a channel, whose options may stay
             continue
@@ -94,6 +90,7 @@ def ask(
             Finding("error", kind, problem, f"remove it, or write composer in place of composer/{name}")
         )
     params, asked = values.get(f"{kind}_params") or {}, None
+    loss = named(values, kind) if moved else None  # it loads the rows of its kind
     if loss is not None and isinstance(params, Mapping):
         theirs += not_read(framework, loss, params, moved, partial(write, f"{kind}_params"))
         if theirs:  # what follows is found as if the line of the remedy were pasted

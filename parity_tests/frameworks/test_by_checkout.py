@@ -4,15 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from composer_plugins.adapters.slime_loss.migration import OURS
 from composer_plugins.cli import given
 from composer_plugins.frameworks.nemo_rl import NEMO_RL
-from composer_plugins.frameworks.registry import frameworks
 from composer_plugins.frameworks.slime import ICEPOP
 from composer_plugins.objective.by_table import ByTable
 from composer_plugins.objective.objective import Objective
-from composer_plugins.objective.resolve import configs_of, examine, migrate, resolve
+from composer_plugins.objective.resolve import examine, migrate, resolve
 
 
 def read(framework: str, **table: Any) -> Objective:
@@ -22,90 +22,59 @@ def read(framework: str, **table: Any) -> Objective:
     return found.required()
 
 
-NEMO_RL_READ: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "its defaults": (
-        {},
-        {
-            **{
-                "policy": "grpo",
-                "policy.clip_high": 0.2,
-                "denominator": "token-mean",
-                "old_logprobs": "trainer",
-            },
-            **{
-                "KL": "k3_corrected",
-                "KL.weight": 0.01,
-                "KL.old_logprobs": "policy itself",
-                "KL.value_clamp": 10.0,
-            },
-            **{"rollout correction": None, "completions per prompt": 16},
-        },
+# Options of NeMo-RL below loss_fn and of slime, and what they say, each in YAML.
+READ = (
+    ("nemo-rl", "", "policy: grpo, policy.clip_high: 0.2, denominator: token-mean, old_logprobs: trainer"),
+    (
+        "nemo-rl",
+        "",
+        "KL: k3_corrected, KL.weight: 0.01, KL.old_logprobs: policy itself, KL.value_clamp: 10.0",
     ),
-    "cispo": ({"use_cispo": True, "ratio_clip_max": 4.0}, {"policy": "cispo", "policy.clip_high": 4.0}),
-    "gspo": (
-        {
-            "sequence_level_importance_ratios": True,
-            "token_level_loss": False,
-            "ratio_clip_min": 3e-4,
-            "ratio_clip_max": 4e-4,
-        },
-        {"policy": "gspo", "denominator": "seq-mean-token-mean"},
+    ("nemo-rl", "", "rollout correction: null, completions per prompt: 16"),
+    ("nemo-rl", "use_cispo: true, ratio_clip_max: 4.0", "policy: cispo, policy.clip_high: 4.0"),
+    (
+        "nemo-rl",
+        "sequence_level_importance_ratios: true, token_level_loss: false, ratio_clip_max: 0.0004",
+        "policy: gspo, denominator: seq-mean-token-mean, policy.clip_high: 0.0004",
     ),
-    "on-policy": ({"force_on_policy_ratio": True}, {"old_logprobs": "policy itself"}),
-    "without a clamp": ({"kl_input_clamp_value": None}, {"KL.log_ratio_clamp": None, "KL.value_clamp": 10.0}),
-    "no KL": ({"reference_policy_kl_penalty": 0}, {"KL": None}),
-    "a KL of the engine's samples": (
-        {"use_on_policy_kl_approximation": True},
-        {"KL.old_logprobs": "rollout engine"},
+    ("nemo-rl", "force_on_policy_ratio: true", "old_logprobs: policy itself"),
+    ("nemo-rl", "kl_input_clamp_value: null", "KL.log_ratio_clamp: null, KL.value_clamp: 10.0"),
+    ("nemo-rl", "reference_policy_kl_penalty: 0", "KL: null"),
+    ("nemo-rl", "use_on_policy_kl_approximation: true", "KL.old_logprobs: rollout engine"),
+    ("nemo-rl", "use_importance_sampling_correction: true", "rollout correction: tis"),
+    (
+        "nemo-rl",
+        "use_importance_sampling_correction: true, truncated_importance_sampling_type: icepop, "
+        "truncated_importance_sampling_ratio: 5.0, truncated_importance_sampling_ratio_min: 0.5",
+        "rollout correction: mis, rollout correction.low: 0.5, rollout correction.high: 5.0",
     ),
-    "importance sampling": ({"use_importance_sampling_correction": True}, {"rollout correction": "tis"}),
-    "icepop": (
-        {
-            **{"use_importance_sampling_correction": True, "truncated_importance_sampling_type": "icepop"},
-            **{"truncated_importance_sampling_ratio": 5.0, "truncated_importance_sampling_ratio_min": 0.5},
-        },
-        {"rollout correction": "mis", "rollout correction.low": 0.5, "rollout correction.high": 5.0},
+    ("slime", "", "policy: grpo, policy.clip_low: 0.2, denominator: seq-mean-token-mean, KL: null"),
+    ("slime", "", "advantage: grpo, advantage.eps: 0.000001, completions per prompt: 1"),
+    ("slime", "eps_clip: 0.1", "policy.clip_low: 0.1, policy.clip_high: 0.1"),
+    ("slime", "eps_clip: 0.1, eps_clip_high: 0.3", "policy.clip_low: 0.1, policy.clip_high: 0.3"),
+    ("slime", "kl_loss_coef: 0.1", "KL: null"),
+    ("slime", "use_kl_loss: true, kl_loss_coef: 0.1", "KL: k1, KL.weight: 0.1"),
+    (
+        "slime",
+        "use_kl_loss: true, kl_loss_coef: 0.1, kl_loss_type: low_var_kl, use_unbiased_kl: true",
+        "KL: k3_corrected, KL.value_clamp: 10.0, KL.old_logprobs: trainer",
     ),
-}
-SLIME_READ: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "its defaults": (
-        {},
-        {
-            **{"policy": "grpo", "policy.clip_low": 0.2, "denominator": "seq-mean-token-mean", "KL": None},
-            **{"advantage": "grpo", "advantage.eps": 1e-6, "completions per prompt": 1},
-        },
+    ("slime", "calculate_per_token_loss: true", "denominator: token-mean"),
+    ("slime", "use_opsm: true", "policy: opsm, policy.threshold: 0.0001, rollout_logprobs: trainer"),
+    (
+        "slime",
+        f"use_tis: true, custom_tis_function_path: {ICEPOP}, tis_clip: 5.0",
+        "rollout correction: mis, rollout correction.high: 5.0",
     ),
-    "one clip": ({"eps_clip": 0.1}, {"policy.clip_low": 0.1, "policy.clip_high": 0.1}),
-    "two clips": ({"eps_clip": 0.1, "eps_clip_high": 0.3}, {"policy.clip_low": 0.1, "policy.clip_high": 0.3}),
-    "a KL that is off": ({"kl_loss_coef": 0.1}, {"KL": None}),
-    "a KL": ({"use_kl_loss": True, "kl_loss_coef": 0.1}, {"KL": "k1", "KL.weight": 0.1}),
-    "an unbiased KL": (
-        {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "low_var_kl", "use_unbiased_kl": True},
-        {"KL": "k3_corrected", "KL.value_clamp": 10.0, "KL.old_logprobs": "trainer"},
-    ),
-    "tokens": ({"calculate_per_token_loss": True}, {"denominator": "token-mean"}),
-    "opsm": ({"use_opsm": True}, {"policy": "opsm", "policy.threshold": 1e-4, "rollout_logprobs": "trainer"}),
-    "icepop": (
-        {"use_tis": True, "custom_tis_function_path": ICEPOP, "tis_clip": 5.0},
-        {"rollout correction": "mis", "rollout correction.high": 5.0},
-    ),
-    "without a deviation": ({"disable_grpo_std_normalization": True}, {"advantage": "dr_grpo"}),
-    "the engine's ratio": ({"use_rollout_logprobs": True}, {"old_logprobs": "rollout engine"}),
-}
+    ("slime", "disable_grpo_std_normalization: true", "advantage: dr_grpo"),
+    ("slime", "use_rollout_logprobs: true", "old_logprobs: rollout engine"),
+)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("framework", "table", "facts"),
-    [
-        *(pytest.param("nemo-rl", *case, id=f"nemo-rl {name}") for name, case in NEMO_RL_READ.items()),
-        *(pytest.param("slime", *case, id=f"slime {name}") for name, case in SLIME_READ.items()),
-    ],
-)
-def test_a_config_is_what_its_options_say(
-    framework: str, table: dict[str, Any], facts: dict[str, Any]
-) -> None:
-    objective = read(framework, **table)
+@pytest.mark.parametrize(("framework", "options", "said"), READ)
+def test_a_config_is_what_its_options_say(framework: str, options: str, said: str) -> None:
+    objective, facts = read(framework, **yaml.safe_load(f"{{{options}}}")), yaml.safe_load(f"{{{said}}}")
     found = objective.facts()
     assert {name: found.get(name) for name in facts} == facts
     again = migrate(objective, framework)  # what is written reads as the same
@@ -133,23 +102,22 @@ def test_defaults_and_interpolations_of_nemo_rl_are_read(tmp_path: Path) -> None
     )
     merged = ByTable(NEMO_RL).merged_config
     table = merged([tmp_path / "child.yaml"], ["grpo.num_generations_per_prompt=6"])
-    facts = read_table(table).facts()
+    facts = resolve("nemo-rl", table).required().facts()
     assert facts["policy.clip_high"] == 0.3 and facts["policy.dual_clip"] == 10
     assert facts["advantage"] == "rloo" and facts["completions per prompt"] == 6 and facts["KL"] is None
-    facts = read_table(merged([tmp_path / "over.yaml"], [])).facts()
+    facts = resolve("nemo-rl", merged([tmp_path / "over.yaml"], [])).required().facts()
     assert facts["policy.dual_clip"] is None and facts["KL.weight"] == 0.01
-    facts = read_table(merged([tmp_path / "child.yaml"], ["grpo.normalize_rewards=true"])).facts()
+    facts = (
+        resolve("nemo-rl", merged([tmp_path / "child.yaml"], ["grpo.normalize_rewards=true"]))
+        .required()
+        .facts()
+    )
     assert facts["advantage"] == "grpo_leave_one_out"
-
-
-def read_table(table: dict[str, Any]) -> Objective:
-    """What NeMo-RL trains with a whole config."""
-    return resolve("nemo-rl", table).required()
 
 
 def test_an_advantage_that_no_row_is_is_named() -> None:
     table = {"loss_fn": {}, "grpo": {"adv_estimator": {"name": "gdpo"}}}
-    (remark,) = read_table(table).remarks
+    (remark,) = resolve("nemo-rl", table).required().remarks
     assert "no advantage of the catalogue" in remark and "'gdpo'" in remark
 
 
@@ -157,11 +125,7 @@ def test_an_advantage_that_no_row_is_is_named() -> None:
     ("table", "key", "words"),
     [
         ({"loss_fn": {"reference_policy_kl_type": "k4"}}, "loss_fn.reference_policy_kl_type", "k4"),
-        (
-            {"loss_fn": {"use_cispo": True, "disable_ppo_ratio": True}},
-            "loss_fn.use_cispo",
-            "no loss of the catalogue",
-        ),
+        ({"loss_fn": {"use_cispo": True, "disable_ppo_ratio": True}}, "loss_fn.use_cispo", "no loss of the"),
         ({"loss_fn": {"ratio_clip_c": 0.5}}, "loss_fn.ratio_clip_c", "0.5"),
     ],
 )
@@ -191,12 +155,6 @@ def test_the_doctor_of_slime_reads_our_own_options() -> None:
     assert "sft_loss" in read("slime", loss_type="sft_loss").no_policy
 
 
-def test_both_are_known_to_every_command() -> None:
-    for name in ("nemo-rl", "slime"):
-        assert configs_of(name).release()
-        assert frameworks()[name].convention and frameworks()[name].claims
-
-
 @pytest.mark.parametrize("kind", ["distillation", "dpo", "sft", "rm", "ppo"])
 def test_another_training_of_nemo_rl_is_not_taken_for_grpo(kind: str) -> None:
     found = resolve("nemo-rl", {kind: {"seed": 1}, "loss_fn": {"kl_type": "mixed"}, "policy": {}})
@@ -205,7 +163,7 @@ def test_another_training_of_nemo_rl_is_not_taken_for_grpo(kind: str) -> None:
 
 def test_a_hint_of_slime_is_divided_as_the_policy_loss_and_its_teacher_is_looked_at() -> None:
     table = {"loss_type": "custom_loss", "calculate_per_token_loss": True, "use_opd": True}
-    table |= {"custom_loss_function_path": "composer_plugins.adapters.slime_loss.loss_fn"}
+    table |= {"custom_loss_function_path": OURS}
     table |= {"opd_type": "megatron", "opd_kl_coef": 0.0, "composer": {"policy": "dapo", "hint_weight": 0.1}}
     found = resolve("slime", table)
     assert found.required().denominators["hint_weight"] == "token-mean" and found.unread == ()

@@ -1,17 +1,23 @@
-"""`ask`, whatever the framework: an option that is off, a value that is none, the order of what is said."""
+"""`ask`, whatever the framework: what is off or null, and one line to paste for options that were moved."""
 
 from typing import Any
 
 import pytest
+import yaml
 
 from composer_plugins.adapters.nemo_rl_loss.upstream import table_of
 from composer_plugins.adapters.slime_loss.surface import asked_of
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.contract import Framework
 from composer_plugins.frameworks.nemo_rl import LOSS, NEMO_RL
 from composer_plugins.frameworks.prime_rl import PRIME_RL
+from composer_plugins.frameworks.skyrl import ALGORITHM, SKYRL
 from composer_plugins.frameworks.slime import SLIME
 from composer_plugins.frameworks.tinker import TINKER
+from composer_plugins.frameworks.trl import TRL
 from composer_plugins.objective.asking import ask
+from composer_plugins.objective.files import of_yaml
+from composer_plugins.objective.options import as_yaml
 from composer_plugins.objective.own_options import asked
 
 
@@ -25,12 +31,6 @@ def test_what_a_framework_does_not_have_is_said_in_the_order_of_the_options() ->
     ours = {"policy": "grpo", "replay_weight": 1.0, "old_policy": "rollout", "advantage": "rloo"}
     found = ask(SLIME, ours)[1]
     assert [one.key for one in found] == ["replay_weight", "old_policy", "advantage"]
-
-
-@pytest.mark.parametrize("value", ["0.28", None, [0.28], -1.0])
-def test_a_moved_value_that_no_loss_takes_is_not_pasted(value: Any) -> None:
-    (error,) = ask(SLIME, {"policy": "ppo"}, {"eps_clip_high": value})[1]
-    assert repr(value) in error.problem and error.remedy == "remove it"
 
 
 @pytest.mark.parametrize("length", [0, -512, 0.5, True, float("nan"), "10", [1]])
@@ -52,12 +52,6 @@ def test_a_weight_that_the_framework_refuses_is_no_remedy() -> None:
     assert error.remedy == "set policy_weight to a number above 0" and "other weights" not in error.problem
 
 
-def test_an_option_that_our_loss_has_nothing_like_is_named() -> None:
-    error = ask(SLIME, {"policy": "gspo"}, {"eps_clip": 0.1, "eps_clip_c": 3.0})[1][0]
-    assert "set policy_params" in error.remedy
-    assert "'gspo', which has nothing like eps_clip_c, does not" in error.problem
-
-
 def test_a_key_of_ours_stands_below_our_table_whatever_it_is_called() -> None:
     args = {"rollout_temperature": 1.0}
     _, findings = asked_of(args, {"policy": "cispo", "eps_clip": 0.2, "mode": "token-sum"})
@@ -71,11 +65,6 @@ def test_a_value_of_an_option_that_is_not_here_is_an_error_unless_it_is_null(val
     (error,) = ask(SLIME, {"policy": "cispo", "old_policy": value})[1]
     assert error.key == "old_policy" and repr(value) in error.problem
     assert ask(SLIME, {"policy": "cispo", "old_policy": None, "hint_weight": 0})[1] == []
-
-
-def test_one_value_that_no_loss_takes_leaves_the_others_in_the_line() -> None:
-    (error,) = ask(SLIME, {"policy": "ppo"}, {"eps_clip": 0.1, "eps_clip_high": "0.3"})[1]
-    assert "clip_low" in error.remedy and "0.1" in error.remedy and "0.3" not in error.remedy
 
 
 def test_a_whole_config_in_the_place_of_its_table_is_an_error() -> None:
@@ -93,3 +82,46 @@ def test_a_clip_that_is_set_where_every_ratio_is_1_is_a_warning(framework: Any) 
     )
     for other in (clipped | {"old_policy": "rollout"}, {"policy": "grpo", "old_policy": "current"}):
         assert ask(framework, other)[1] == []
+
+
+HIGH, LOW, CAP = (f"{ALGORITHM}.{name}" for name in ("eps_clip_high", "eps_clip_low", "clip_ratio_c"))
+BOTH = {"clip_low": 0.1, "clip_high": 0.1}
+NOT_TAKEN = "0.28", None, [0.28], -1.0
+MOVED: list[tuple[Framework, str, dict[str, Any], str, dict[str, float]]] = [
+    (SKYRL, "reinforce", {HIGH: 0.28}, "SkyRL reads it for its own losses, and 'reinforce' does not (", {}),
+    (SKYRL, "grpo", {LOW: 0.1, CAP: 1e1}, f"({LOW}=0.1, {CAP}=10.0)", {"clip_low": 0.1, "dual_clip": 10.0}),
+    (TRL, "cispo", {"epsilon_high": 5.0}, "(epsilon_high=5.0)", {"clip_high": 4.0}),  # converted
+    (
+        SLIME,
+        "gspo",
+        {"eps_clip": 0.1, "eps_clip_c": 3.0},
+        "which has nothing like eps_clip_c, does not",
+        BOTH,
+    ),
+    # A value that no loss takes is not pasted, and the others are.
+    (SLIME, "ppo", {"eps_clip": 0.1, "eps_clip_high": "3"}, "eps_clip_high='3'", BOTH),
+    *((SLIME, "ppo", {"eps_clip_high": x}, f"(eps_clip_high={x!r})", {}) for x in NOT_TAKEN),
+]
+
+
+@pytest.mark.parametrize(("framework", "policy", "moved", "problem", "params"), MOVED)
+def test_moved_options_of_a_framework_are_one_error_with_a_line_to_paste(
+    framework: Framework, policy: str, moved: dict[str, Any], problem: str, params: dict[str, float]
+) -> None:
+    error, *_ = ask(framework, {"policy": policy}, moved)[1]
+    assert error.key == ", ".join(moved) and problem in error.problem
+    remove = f"remove {'it' if len(moved) == 1 else 'them'}"
+    assert error.remedy == (f"{remove}, and set policy_params={params}" if params else remove)
+
+
+def test_a_parameter_that_the_user_has_named_stays_in_the_line() -> None:
+    named = {"policy": "grpo", "policy_params": {"clip_high": 0.3, "clip_low": 0.1}}
+    (error,) = ask(SKYRL, named, {HIGH: 0.28})[1]
+    assert error.remedy == "remove it, and set policy_params={'clip_high': 0.3, 'clip_low': 0.1}"
+
+
+@pytest.mark.parametrize("value", [3e-4, 1e-05, 0.28, 4.0, 1e16, -2.5e-7, 3, True, None, "none", [0.1, 2]])
+def test_every_reader_of_yaml_takes_a_number_for_the_same(value: Any) -> None:
+    text = as_yaml({"a": value})
+    assert yaml.safe_load(text) == of_yaml(text) == {"a": value}
+    assert type(yaml.safe_load(text)["a"]) is type(value)

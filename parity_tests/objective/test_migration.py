@@ -173,10 +173,9 @@ def test_a_config_with_everything_set_is_written_whole(framework: str, table: Ta
     assert found.differences == () and read(framework, found.table).facts() == objective.facts()
 
 
-def test_a_ratio_to_the_policy_itself_stays_one() -> None:
-    table = ours(policy="grpo", old_policy="current")
-    assert differences("prime-rl", table, "prime-rl") == []
-    assert differences("prime-rl", table, "verl") == ["old_logprobs: policy itself -> trainer"]
+def test_a_ratio_to_the_policy_itself_is_one_that_verl_does_not_have() -> None:
+    found = differences("prime-rl", ours(policy="grpo", old_policy="current"), "verl")
+    assert found == ["old_logprobs: policy itself -> trainer"]
 
 
 @pytest.mark.parametrize(
@@ -193,24 +192,29 @@ def test_what_an_option_of_verl_means(changes: Table, name: str, value: object) 
     assert getattr(read("verl", verl(changes)), name) == value
 
 
-def test_the_mode_of_geo_mean_is_written() -> None:
+def test_a_mode_that_verl_forces_is_written_and_is_not_that_of_its_kl() -> None:
     written = migrate(read("verl", verl(GEO_MEAN)), "verl").table
     assert written["actor_rollout_ref"]["actor"]["loss_agg_mode"] == "seq-mean-token-mean"
-
-
-def test_sapos_forced_mode_is_not_the_denominator_of_verls_kl() -> None:
     assert read("verl", verl(SAPO, KL_LOSS)).facts()["KL.denominator"] == "token-mean"
-    assert differences("verl", verl(SAPO, KL_LOSS), "verl") == []
+
+
+NOTHING_DIFFERS = {
+    "a forced mode beside a KL": ("verl", verl(SAPO, KL_LOSS)),
+    "a KL in the loss with the weight 0": ("verl", verl(KL_REWARD, KL_LOSS, {f"{ACTOR}.kl_loss_coef": 0.0})),
+    "the hint's teacher, which both ask for": ("prime-rl", ours(policy="reinforce", hint_weight=0.1)),
+    "a ratio to the policy itself": ("prime-rl", ours(policy="grpo", old_policy="current")),
+}
+
+
+@pytest.mark.parametrize("case", NOTHING_DIFFERS)
+def test_what_a_framework_gets_back_does_not_differ(case: str) -> None:
+    framework, table = NOTHING_DIFFERS[case]
+    assert differences(framework, table, framework) == []
 
 
 def test_the_policy_of_the_workers_is_the_one_in_their_own_table() -> None:
     table = verl(COMPOSER, {NODE: {"policy": "gspo"}, f"{ACTOR}.policy_loss.composer": {"policy": "cispo"}})
     assert read("verl", table).policy.name == "cispo"
-
-
-def test_a_kl_in_the_loss_with_weight_0_is_none() -> None:
-    table = verl(KL_REWARD, KL_LOSS, {f"{ACTOR}.kl_loss_coef": 0.0})
-    assert differences("verl", table, "verl") == []
 
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -224,17 +228,12 @@ ROLLOUT = "actor_rollout_ref.rollout"
         (f"{ROLLOUT}.do_sample", True, False),
         (f"{ACTOR}.router_replay.mode", "disabled", "R3"),
         (f"{ACTOR}.megatron.router_replay.mode", "disabled", "R2"),
-        (f"{CORRECTION}.loss_type", "ppo_clip", "reinforce"),
-        ("algorithm.filter_groups.enable", False, True),
-        ("distillation.enabled", False, True),
         *((ESTIMATOR, "grpo", name) for name in ("gae", "gdpo", "remax", "optimal_token_baseline")),
     ],
 )
 def test_a_value_that_changes_the_training_is_not_lost(key: str, neutral: object, other: object) -> None:
-    if neutral is not None:
-        assert differences("verl", verl({key: neutral}), "verl") == []
-    targets = ("verl", "prime-rl") if key == ESTIMATOR else ("verl",)
-    for target in targets:
+    assert differences("verl", verl({key: neutral}), "verl") == []
+    for target in ("verl", "prime-rl") if key == ESTIMATOR else ("verl",):
         found = differences("verl", verl({key: other}), target)
         assert any(one.startswith(f"not carried over: {key} = {other!r}") for one in found)
     assert resolve("verl", verl({key: other})).unread == ()
@@ -259,14 +258,11 @@ def test_what_verl_reads_beside_the_loss_is_not_lost(changes: Table, key: str) -
     [
         ("verl", verl({f"{ACTOR}.use_kl_loss": "${x}"}), "actor.use_kl_loss: .*interpolation"),
         ("verl", verl({f"{ACTOR}.use_kl_loss": "False"}), "actor.use_kl_loss: it is 'False'; set true or"),
-        ("verl", verl({f"{ACTOR}.entropy_coeff": "${x}"}), "actor.entropy_coeff: .*interpolation"),
         ("verl", verl({AGG: "foo"}), "actor.loss_agg_mode: unknown mode 'foo'"),
-        ("verl", verl({AGG: NORM, LENGTH: "abc"}), "loss_scale_factor: it is"),
         ("verl", verl({AGG: NORM, LENGTH: float("inf")}), "loss_scale_factor: it is inf; set a"),
         ("verl", verl({f"{ACTOR}.policy_loss": "gspo"}), "actor.policy_loss: it is 'gspo'; write a table"),
         ("verl", verl({f"{ACTOR}.clip_ratio_high": [1]}), "clip_ratio_high"),
         ("verl", verl(KL_LOSS, {f"{ACTOR}.kl_loss_type": ["k3"]}), "kl_loss_type"),
-        ("verl", {"algorithm": "foo"}, "algorithm: it is 'foo'"),
         ("verl", {"algorithm": {"composer": [1]}}, "algorithm.composer: it is .*; write a table"),
         (
             "verl",
@@ -276,8 +272,6 @@ def test_what_verl_reads_beside_the_loss_is_not_lost(changes: Table, key: str) -
         ("prime-rl", prime_rl(dppo_mask_high=10**400), "dppo_mask_high: .*(set a|correct the value)"),
         ("prime-rl", prime_rl({"orchestrator.algo": "grpo"}), "orchestrator.algo: .*write a table"),
         ("prime-rl", prime_rl(type="custom", import_path="my.loss"), "import_path: 'my.loss' is not our f"),
-        ("prime-rl", prime_rl(type="cispoo"), "trainer.loss.type: unknown loss 'cispoo'"),
-        ("prime-rl", {"trainer": 5}, "trainer: it is 5; write a table"),
     ],
 )
 def test_a_value_that_the_framework_would_not_take_is_one_error(
@@ -289,15 +283,16 @@ def test_a_value_that_the_framework_would_not_take_is_one_error(
 
 @pytest.mark.parametrize("value", [True, "8", 0, 2.5, float("nan")])
 def test_a_number_is_checked_in_the_same_words_for_every_framework(value: object) -> None:
-    problems = set()
     for framework, table in (
         ("verl", verl({GROUP_SIZE: value})),
         ("prime-rl", prime_rl({"orchestrator.group_size": value})),
     ):
         with pytest.raises(ConfigError) as caught:
             read(framework, table)
-        problems.add((caught.value.problem, caught.value.remedy))
-    assert problems == {(f"it is {value!r}", "set an integer in [1, inf)")}
+        assert (caught.value.problem, caught.value.remedy) == (
+            f"it is {value!r}",
+            "set an integer in [1, inf)",
+        )
 
 
 @pytest.mark.parametrize(
@@ -309,10 +304,7 @@ def test_a_number_is_checked_in_the_same_words_for_every_framework(value: object
         ({"clip_ratio_high": 0.28}, "dapo@verl"),  # with dual_clip 3
         ({"clip_ratio_high": 0.3}, "grpo@verl"),
         ({"clip_ratio_c": 10.0}, "grpo@verl"),
-        (
-            {"clip_ratio_high": 0.28, "clip_ratio_c": 10.0, "loss_agg_mode": "seq-mean-token-mean"},
-            "grpo@verl",
-        ),
+        ({"clip_ratio_high": 0.28, "loss_agg_mode": "seq-mean-token-mean"}, "grpo@verl"),
     ],
 )
 def test_verls_vanilla_is_named_as_the_loss_whose_options_it_has(options: Table, policy: str) -> None:
@@ -361,7 +353,7 @@ def test_the_hint_and_the_replay_are_carried_as_far_as_the_target_has_them() -> 
     node |= {"hint_divergence": "sampled_token"}
     del node["hint_top_k"]
     found = differences("verl", table, "prime-rl")
-    assert "replay_loss: simpo -> none" in found or "replay_loss: simpo -> dpo" in found
+    assert "replay_loss: simpo -> dpo" in found
     assert any(one.startswith("not carried over: the hint's teacher") for one in found)
 
 
@@ -393,12 +385,6 @@ def test_a_bound_is_small_only_if_usual_numbers_do_not_reach_it(value: float, is
 def test_what_the_doctor_calls_an_error_in_the_written_config_is_listed() -> None:
     alone = differences("prime-rl", ours(policy="reinforce", policy_weight=0.5), "verl")
     assert [one for one in alone if one.startswith(f"to correct in this config: {NODE}.policy_weight")]
-
-
-def test_what_both_configs_ask_for_is_no_difference() -> None:
-    hint = ours(policy="reinforce", hint_weight=0.1)
-    assert read("prime-rl", hint).remarks  # the hint's teacher
-    assert differences("prime-rl", hint, "prime-rl") == []
 
 
 def test_a_parameter_that_is_none_is_in_the_toml_too() -> None:

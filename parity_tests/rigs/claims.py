@@ -76,7 +76,7 @@ def conform(framework: str, *losses: str) -> tuple[int, dict[str, str]]:
 
 def with_sets(framework: Framework, key: str, *wrong: Sets, kind: Kind = "policy") -> Framework:
     """The framework with another meaning of an option."""
-    right = framework.option(key, kind)
+    right = next(one for one in framework.options_of(kind) if one.key == key)
     assert right.sets != wrong
     changed = (replace(one, sets=wrong) if one is right else one for one in framework.options)
     return replace(framework, options=tuple(changed))

@@ -37,14 +37,18 @@ def unmasked(data: Sequence[Any]) -> Iterator[tuple[int, int]]:
         yield from ((i, t) for t, m in enumerate(numbers(datum, "mask")) if m)
 
 
+def assert_slopes(gradients: Sequence[Tensor], slopes: dict[Any, float]) -> None:
+    """The gradients are these numbers by (datum, token), and 0 elsewhere."""
+    for i, gradient in enumerate(gradients):
+        numbers = [slopes.get((i, t), 0.0) for t in range(len(gradient))]
+        wanted = torch.tensor(numbers, dtype=torch.float64)
+        assert_parity(gradient, wanted, terms=4, magnitude=1.0, what=f"gradient of datum {i}")
+
+
 def assert_equal(function: Callable[..., Any], data: Any, logprobs: Any, value: float, slopes: Any) -> None:
     loss, gradients, _ = loss_and_gradients(function, data, logprobs)
     assert_parity(loss, torch.tensor(value, dtype=torch.float64), terms=40, magnitude=4.0)
-    for i, gradient in enumerate(gradients):
-        wanted = torch.zeros_like(gradient)
-        for t in range(len(gradient)):
-            wanted[t] = slopes.get((i, t), 0.0)
-        assert_parity(gradient, wanted, terms=4, magnitude=1.0, what=f"gradient of datum {i}")
+    assert_slopes(gradients, slopes)
 
 
 def ppo_by_hand(data: Any, logprobs: Any, old: str) -> tuple[dict[Any, float], dict[Any, float]]:
@@ -96,18 +100,13 @@ def test_hint_equals_its_formula() -> None:
     data[2] = changed(without(data[2], "teacher_logprobs"), hint_mask=torch.zeros(7))
     function = loss_fn(policy_weight=0.0, hint_weight=0.5, policy="reinforce")
     hinted = [(i, t) for i, t in unmasked(data) if i != 2 and (i, t) != (1, 1)]
-    values, slopes = {}, {}
+    slopes, gaps, n = {}, [], len(hinted)
     for i, t in hinted:
         lp = float(logprobs[i][t])
-        weight = math.exp(lp - numbers(data[i], "logprobs")[t])
-        gap = lp - numbers(data[i], "teacher_logprobs")[t]
-        values[i, t], slopes[i, t] = weight * gap, weight * gap
-    n = len(hinted)
+        gaps.append(lp - numbers(data[i], "teacher_logprobs")[t])
+        slopes[i, t] = 0.5 * math.exp(lp - numbers(data[i], "logprobs")[t]) * gaps[-1] / n
     _, gradients, metrics = loss_and_gradients(function, data, logprobs)
-    for i, gradient in enumerate(gradients):
-        wanted = [0.5 * slopes.get((i, t), 0.0) / n for t in range(len(gradient))]
-        assert_parity(gradient, torch.tensor(wanted, dtype=torch.float64), terms=4, magnitude=1.0)
-    gaps = [float(logprobs[i][t]) - numbers(data[i], "teacher_logprobs")[t] for i, t in hinted]
+    assert_slopes(gradients, slopes)
     assert math.isclose(metrics["composer/hint/kl"], sum(gaps) / n, rel_tol=1e-12)
 
 
@@ -119,33 +118,7 @@ def test_hint_in_the_advantages_equals_its_formula() -> None:
     for i, t in unmasked(data):
         gap = numbers(data[i], "teacher_logprobs")[t] - float(logprobs[i][t])
         slopes[i, t] = -(numbers(data[i], "advantages")[t] + 0.3 * gap)
-    _, gradients, _ = loss_and_gradients(function, data, logprobs)
-    for i, gradient in enumerate(gradients):
-        wanted = [slopes.get((i, t), 0.0) for t in range(len(gradient))]
-        assert_parity(gradient, torch.tensor(wanted, dtype=torch.float64), terms=4)
-
-
-def test_replay_equals_dpo_by_hand() -> None:
-    """The mean over pairs of weight * -log sigmoid(beta * margin); the other datum is the policy's."""
-    data, logprobs = paired()
-    function = loss_fn(policy_weight=0.0, policy="reinforce", replay_weight=2.0)
-    at = {
-        int(d.loss_fn_inputs["pair"].to_torch()): i for i, d in enumerate(data) if "pair" in d.loss_fn_inputs
-    }
-    value, slopes = 0.0, {}
-    for number, weight in ((1, 1.0), (2, 3.0)):
-        margin = 0.0
-        for sign, i in ((1, at[number]), (-1, at[-number])):
-            for j, t in unmasked(data):
-                if j == i:
-                    margin += sign * (float(logprobs[i][t]) - numbers(data[i], "ref_logprobs")[t])
-        p = 1 / (1 + math.exp(0.1 * margin))
-        value += 2.0 * weight * math.log1p(math.exp(-0.1 * margin)) / 2
-        for sign, i in ((1, at[number]), (-1, at[-number])):
-            for j, t in unmasked(data):
-                if j == i:
-                    slopes[i, t] = -2.0 * weight * sign * 0.1 * p / 2
-    assert_equal(function, data, logprobs, value, slopes)
+    assert_slopes(loss_and_gradients(function, data, logprobs)[1], slopes)
 
 
 def test_data_of_a_pair_do_not_train_the_policy() -> None:
@@ -163,10 +136,10 @@ def test_data_of_a_pair_do_not_train_the_policy() -> None:
 
 @pytest.mark.parametrize("loss", PREFERENCES, ids=lambda one: one.name)
 def test_every_preference_loss_gets_the_scores_of_the_pairs(loss: Loss) -> None:
-    """Summed or averaged as the loss wants them; the mean is over pairs."""
-    data, logprobs = paired((1.0, 1.0))
+    """Summed or averaged as the loss wants them; the mean is over pairs of weight * loss."""
+    data, logprobs = paired((1.0, 3.0))
     required = {n: p.example for n, p in loss.parameters.items() if repr(loss.defaults[n]) == "required"}
-    function = loss_fn(policy_weight=0.0, replay_weight=1.0, replay_loss=loss.name, replay_params=required)
+    function = loss_fn(policy_weight=0.0, replay_weight=2.0, replay_loss=loss.name, replay_params=required)
     value, gradients, metrics = loss_and_gradients(function, data, logprobs)
     leaves = [one.clone().requires_grad_() for one in logprobs]
 
@@ -186,7 +159,8 @@ def test_every_preference_loss_gets_the_scores_of_the_pairs(loss: Loss) -> None:
         "ref_rejected": scores(worse, of_ref=True),
         "chosen_nll": -scores(better, True),
     }
-    wanted = loss.kernel()(*(given[need] for need in loss.needs), **required).loss.mean()
+    of_pairs = loss.kernel()(*(given[need] for need in loss.needs), **required).loss
+    wanted = 2.0 * (torch.tensor([1.0, 3.0]) * of_pairs).mean()
     assert_parity(value, wanted, terms=20, magnitude=max(1.0, float(wanted.detach().abs())))
     for ours, theirs in zip(gradients, torch.autograd.grad(wanted, leaves, allow_unused=True), strict=True):
         theirs = torch.zeros_like(ours) if theirs is None else theirs
@@ -257,9 +231,6 @@ def test_a_loss_says_what_it_trains() -> None:
     terms = repr(function).split(" + ")
     assert terms[0].startswith("1 * (policy dr_grpo(clip_low=0.2") and "seq-mean-token-sum-norm)" in terms[0]
     assert terms[1].startswith("0.5 * (replay simpo(beta=") and len(terms) == 2
-
-
-def test_a_loss_says_what_else_is_set() -> None:
     function = loss_fn("reinforce", rollout_correction="tis", calls_per_step=4)
     assert ", rollout_correction tis(" in repr(function) and repr(function).endswith(", calls_per_step=4")
     assert repr(loss_fn("ppo", old_policy="current")).endswith(", token-mean, old_policy='current')")
@@ -275,15 +246,13 @@ def test_the_metrics_add_up_to_the_loss(parts: int) -> None:
     options = {f"{name}_weight": weight for name, weight in weights.items()}
     whole = loss_and_gradients(loss_fn(**options), data, logprobs)[2]
     function = loss_fn(**options, calls_per_step=parts)
-    step, found = function.of_step(function.count(data)), dict.fromkeys((*weights, ""), 0.0)
+    step, calls = function.of_step(function.count(data)), []
     for rows in (slice(0, 9),) if parts == 1 else (slice(0, 4), slice(4, 9)):
-        metrics = loss_and_gradients(step, data[rows], logprobs[rows])[2]
-        total = sum(weight * metrics[f"composer/{name}/loss"] for name, weight in weights.items())
-        assert math.isclose(metrics["composer/loss"], total, rel_tol=1e-12)
-        for name in found:
-            found[name] += metrics[f"composer/{name}/loss".replace("//", "/")]
-    for name, value in found.items():
-        assert math.isclose(value, whole[f"composer/{name}/loss".replace("//", "/")], rel_tol=1e-12)
+        calls.append(loss_and_gradients(step, data[rows], logprobs[rows])[2])
+        total = sum(weight * calls[-1][f"composer/{name}/loss"] for name, weight in weights.items())
+        assert math.isclose(calls[-1]["composer/loss"], total, rel_tol=1e-12)
+    for name in ("composer/loss", *(f"composer/{name}/loss" for name in weights)):
+        assert math.isclose(sum(one[name] for one in calls), whole[name], rel_tol=1e-12)
 
 
 def test_rollout_correction_weighs_the_tokens() -> None:

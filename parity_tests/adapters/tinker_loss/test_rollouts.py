@@ -73,9 +73,8 @@ def test_a_prompt_may_be_a_model_input_or_a_tensor() -> None:
     "prompt", ["12", ["1", "2"], [True, 2], {5: 1}, [1.0], torch.tensor([1.5]), []], ids=repr
 )
 def test_a_prompt_without_tokens_is_named(prompt: Any) -> None:
-    with pytest.raises(
-        ComposerError, match=r"^prompts\[2\]: it is of type [a-zA-Z]* and has no tokens; pass a"
-    ):
+    problem = r"^prompts\[2\]: it is of type [a-zA-Z]* and has no tokens; pass a"
+    with pytest.raises(ComposerError, match=problem):
         add_teacher_logprobs(batch()[0], Sampler(), [[1], [1], prompt, [1]])
 
 
@@ -93,23 +92,21 @@ class Answering(Sampler):
 
 @pytest.mark.parametrize(
     ("change", "count"),
-    [(lambda found: [0.0, *found[1:], -1.0], 5), (lambda found: found[2:], 2)],
+    [(lambda found: [*found, -1.0], 5), (lambda found: found[2:], 2)],
     ids=["more", "fewer"],
 )
 def test_another_count_of_log_probabilities_than_of_tokens_is_named(change: Any, count: int) -> None:
-    with pytest.raises(
-        ComposerError, match=rf"^data\[0\]: the SamplingClient returned {count} numbers for 4 tokens"
-    ):
+    problem = rf"^data\[0\]: the SamplingClient returned {count} numbers for 4 tokens"
+    with pytest.raises(ComposerError, match=problem):
         add_teacher_logprobs(batch()[0], Answering(change), [[1]] * 4)
 
 
 def test_a_server_may_leave_out_the_first_token_that_has_no_log_probability() -> None:
     """As SkyRL's does."""
-    teachers = (Sampler(), Answering(lambda found: found[1:]))
+    teachers = Sampler(), Answering(lambda found: found[1:])
     of_tinker, of_skyrl = (add_teacher_logprobs(batch()[0], one, [[1, 2]] * 4) for one in teachers)
     for one, other in zip(of_tinker, of_skyrl, strict=True):
-        numbers = (x.loss_fn_inputs["teacher_logprobs"].to_torch() for x in (one, other))
-        assert torch.equal(*numbers)
+        assert entry(one, "teacher_logprobs") == entry(other, "teacher_logprobs")
 
 
 def test_the_teacher_sees_the_hint_and_the_completion() -> None:

@@ -84,9 +84,7 @@ def test_the_doctor_finds_nothing_in_a_sound_config(config: Any, name: str) -> N
     [
         ("=HIGH", "=-0.5", "dapo", "error: ratio_clip_high|it is -0.5"),
         ("DAPOLoss", "CISPOLoss", "dapo", "error: loss|unknown loss 'CISPOLoss'"),
-        ('"cispo"', '"gspo"', "ours", "policy: |a loss of whole sequences"),
         ('"cispo"', '"cipso"', "ours", "policy: |did you mean 'cispo'"),
-        ("policy_weight=0.5", "hint_weight=0.5", "ours", "hint_weight: |no teacher's"),
         ("policy_weight=0.5", "policy_wieght=0.5", "ours", "titan_configs:ours: the function fails|wieght"),
         ("HIGH", "0.28", "nothing", "titan_configs:nothing: it makes a SimpleNamespace, which has no loss"),
         ("HIGH", "0.28", "fails", "titan_configs:fails: the function fails: RuntimeError: no GPU"),
@@ -109,39 +107,17 @@ def test_where_torchtitan_is_missing_the_error_says_so(config: Any, monkeypatch:
 def test_what_is_not_looked_at_is_said_first(config: Any) -> None:
     status, out = run("migrate", config("whole"), "--from", "torchtitan", "--to", "verl")
     assert status == 0 and out.split("\n")[1] == f"# Not looked at: {ALL}"
-    assert (
-        "Nothing that is known here differs." in out
-        and "advantage: grpo@torchtitan" in out
-        and "clip_high: 0.28" in out
-    )
+    assert "Nothing that is known here differs." in out
+    assert "advantage: grpo@torchtitan" in out and "clip_high: 0.28" in out
     status, out = run("doctor", config("whole"), "--framework", "torchtitan")
     assert status == 0 and f"not looked at: {ALL}" in out
-
-
-def test_a_loss_moves_to_another_framework_and_back(config: Any, tmp_path: Path) -> None:
-    status, out = run("migrate", config("dapo"), "--from", "torchtitan", "--to", "prime-rl")
-    assert status == 0 and "Nothing differs." in out
-    assert (
-        'policy = "dapo@torchtitan"' in out and "clip_high = 0.28" in out and 'old_policy = "rollout"' in out
-    )
-    toml = tmp_path / "rl.toml"
-    toml.write_text(out)
-    status, out = run("migrate", toml, "--from", "prime-rl", "--to", "torchtitan")
-    assert "loss = DAPOLoss.Config(ratio_clip_high=0.28)" in out
 
 
 @pytest.mark.parametrize(
     "table",
     [
-        {"loss": "GRPOLoss", "clip_eps": 0.1, "should_std_normalize": True},
         {"loss": "DAPOLoss", "ratio_clip_high": 0.28},
-        {
-            "loss": "ComposerLoss",
-            "policy": "cispo",
-            "policy_params": {"clip_high": 4.0},
-            "policy_weight": 0.5,
-        },
-        {"loss": "ComposerLoss", "policy": "dppo_tv", "should_std_normalize": True},
+        {"loss": "ComposerLoss", "policy": "dppo_tv", "policy_weight": 0.5, "should_std_normalize": True},
     ],
 )
 def test_what_is_written_is_what_was_read(table: dict[str, Any]) -> None:

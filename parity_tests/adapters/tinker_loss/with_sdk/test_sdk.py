@@ -138,22 +138,16 @@ def test_the_sdk_sends_the_gradient_of_pairs() -> None:
         assert_parity(one, other, terms=20, dtype=torch.float32, magnitude=1.0)
 
 
-def test_the_sdk_takes_data_with_their_inputs_apart() -> None:
-    data, logprobs = theirs()
-    function = loss_fn(policy="cispo")
-    _, gradients, _ = loss_and_gradients(function, data, logprobs)
-    bare, apart = inputs_apart(data, function)
-    assert_sent(computed(bare, logprobs, apart), gradients)
+CURRENT = {"policy": "ppo", "old_policy": "current"}
 
 
-@pytest.mark.parametrize("loss", POLICIES, ids=lambda one: one.name)
-def test_tinker_traces_every_policy_loss(loss: Loss) -> None:
+@pytest.mark.parametrize("options", [*map(options_of, POLICIES), CURRENT], ids=str)
+def test_tinker_traces_every_policy_loss(options: dict[str, Any]) -> None:
     """The graph has torch's functions alone, it is encoded, and it gives our value and gradient."""
     data, logprobs = theirs()
-    options = options_of(loss)
-    _, gradients, _ = loss_and_gradients(loss_fn(**options), data, logprobs)
-    value = loss_and_gradients(loss_fn(**options), data, logprobs)[0]
+    value, gradients, _ = loss_and_gradients(loss_fn(**options), data, logprobs)
     custom = custom_loss(**options)
+    assert options is not CURRENT or "old_logprobs" not in custom.input_ranks
     handle = trace_loss(custom.function, custom.input_ranks, "session")
     assert encode_graph(handle).nodes
     filled = custom.data(data)
@@ -183,16 +177,3 @@ def test_a_traced_loss_of_a_step_in_several_calls() -> None:
 def test_a_traced_loss_has_the_policy_alone(options: dict[str, Any]) -> None:
     with pytest.raises(ComposerError, match="the traced function has the policy loss alone"):
         custom_loss(policy="reinforce", **options)
-
-
-def test_the_old_policy_may_be_the_policy_itself() -> None:
-    data, logprobs = theirs()
-    options = {"policy": "ppo", "old_policy": "current"}
-    _, gradients, _ = loss_and_gradients(loss_fn(**options), data, logprobs)
-    custom = custom_loss(**options)
-    assert "old_logprobs" not in custom.input_ranks
-    handle = trace_loss(custom.function, custom.input_ranks, "session")
-    leaves = [one.clone().requires_grad_() for one in logprobs]
-    total, _ = run_loss_handle(handle, custom.data(data), leaves)
-    for ours, wanted in zip(torch.autograd.grad(total, leaves), gradients, strict=True):
-        assert_parity(ours, wanted, terms=12, dtype=torch.float32, magnitude=1.0)
