@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from composer_plugins.recipes.trace_replay.scripted import Answer, Body, Handler, ScriptedTeachers, rendered
+from composer_plugins.recipes.trace_replay.scripted import Answer, Body, Handler, ScriptedTeachers
 
 STATUSES = ("401", "402", "404", "429", "500")
-FAULTS = (*STATUSES, "truncated", "schema", "hang", "drop", "no_usage", "no_logprobs")
+FAULTS = (*STATUSES, "truncated", "schema", "hang", "drop", "no_usage")
 
 
 class PatientHandler(Handler):
@@ -39,7 +39,7 @@ class FaultyTeachers(ScriptedTeachers):
     `faults` has, by model, what goes wrong with its next requests, one after the other (None: nothing):
     a status, of which "429" and "500" ask the client to try again; "truncated" is half of the JSON; "schema"
     is a completion without choices; "hang" never ends; "drop" bills and closes the connection; "no_usage"
-    does not say what was billed; "no_logprobs" leaves out the log-probabilities of the prompt.
+    does not say what was billed.
     """
 
     def __init__(
@@ -87,20 +87,5 @@ class FaultyTeachers(ScriptedTeachers):
         limit = body.get("max_tokens") or body["max_completion_tokens"]
         completion = self.completion({**body, "max_tokens": limit})
         self.billed[key] = completion["usage"]
-        if fault != "no_logprobs":
-            completion |= logprobs_of(body)
         removed = {"schema": "choices", "no_usage": "usage"}.get(fault or "")
         return {name: value for name, value in completion.items() if name != removed}
-
-
-def logprobs_of(body: Body) -> dict[str, Any]:
-    """The tokens of the prompt and their log-probabilities, as vLLM gives them, if the request wants them."""
-    tokens = [ord(character) for character in rendered(body)]
-    entries = [{str(token): {"logprob": logprob(token)}} for token in tokens]
-    found = {"prompt_token_ids": tokens} if body.get("return_token_ids") else {}
-    return found | ({"prompt_logprobs": [None, *entries[1:]]} if "prompt_logprobs" in body else {})
-
-
-def logprob(token: int) -> float:
-    """The log-probability that every scripted teacher gives to a token."""
-    return -(1 + token % 7) / 8

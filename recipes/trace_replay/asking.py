@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from composer_plugins.errors import in_a_line
 from composer_plugins.recipes.shared import cut
-from composer_plugins.recipes.trace_replay.states import CUT_OFF, Message, State
+from composer_plugins.recipes.trace_replay.states import CUT_OFF, Message, State, ToolCall
 from composer_plugins.recipes.trace_replay.teachers import LIMITS, Teacher
 
 # The tokens that a chat template may add to those of the messages and tools: its instructions for tool calls.
@@ -78,8 +78,6 @@ def chat_body(state: State, teacher: Teacher) -> Body:
 
 def most_usd(teacher: Teacher, body: Body) -> float:
     """The most that a request can cost: a token of its prompt is at least one byte of its text."""
-    if teacher.is_free:
-        return 0.0
     text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
     tokens = len(text.encode()) + TEMPLATE_TOKENS
     return teacher.usd(tokens, next(body[name] for name in LIMITS if name in body))
@@ -100,20 +98,10 @@ class Usage(BaseModel):
     completion_tokens: Annotated[int, Field(ge=0)]
 
 
-class _Function(BaseModel):
-    name: Annotated[str, Field(min_length=1)]
-    arguments: str
-
-
-class _Call(BaseModel):
-    id: str
-    function: _Function
-
-
 class _Message(BaseModel):
     content: str | None = None
     refusal: str | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class _Choice(BaseModel):

@@ -166,22 +166,19 @@ def make_pairs(
     ] = None,
 ) -> None:
     """Write the pairs to DIR/pairs.parquet, with a data card, DIR/README.md."""
-    from composer_plugins.recipes.trace_replay import logprobs, pairs, report
+    from composer_plugins.recipes.trace_replay import pairs, report
 
     run, states = _read_folder(folder)
     ignored = pairs.ignored_arguments(ignore or [], states)
-    answers, scores, counts = list[Any](), list[Any](), dict[str, Mapping[str, int]](run["counts"])
+    answers, counts = list[Any](), dict[str, Mapping[str, int]](run["counts"])
     # Outcomes make pairs without teachers.
     if (folder / FILE).exists() or all(state.outcome is None for state in states):
         with _journal(folder, create=False) as journal:
-            answers, scores = list(journal.answers()), list(journal.scores())
+            answers = journal.answers()
             counts["answers by teacher"] = Counter(answer.teacher for answer in answers)
             counts["requests without an answer"] = Counter(cut(one, 80) for one in journal.failures())
     found, made = pairs.make_pairs(states, answers, min_agree=min_agree, ignored=ignored)
     own = {"answers": made.answers, "actions of the traces": made.actions}
-    if scores:
-        number = logprobs.write_scores(scores, states, folder / logprobs.SCORES)
-        console.print(f"{number} scored actions in {folder / logprobs.SCORES}", soft_wrap=True)
     if found:
         report.write_pairs(found, folder / report.PAIRS)
         card = report.card(found, is_redacted=run["redact"] == SECRETS, counts=counts | own)

@@ -16,7 +16,7 @@ import yaml
 
 from composer_plugins.recipes.trace_replay import __main__ as command
 from composer_plugins.recipes.trace_replay import demo
-from composer_plugins.recipes.trace_replay.journal import Journal
+from composer_plugins.recipes.trace_replay.journal import Answer, Journal
 from composer_plugins.recipes.trace_replay.states import read_states
 from parity_tests.rigs.scripted_faults import FaultyTeachers
 
@@ -81,12 +81,6 @@ def write_teachers(base_url: str, names: Any = demo.TEACHERS) -> None:
 def error(ran: Ran) -> str:
     assert ran.code == 2 and ran.err.startswith("error: ") and ran.err.count("\n") == 1, ran
     return ran.err.removeprefix("error: ").strip()
-
-
-def answer(folder: Path, state: str, teacher: str, message: dict[str, Any]) -> None:
-    """Write an answer of a teacher into the journal."""
-    with Journal(folder / "answers.jsonl") as journal:
-        journal.add((state, teacher, 0), usd=0.0, message=message, finish_reason="stop")
 
 
 def test_the_steps_one_after_the_other(run: Run, folder: Path, server: FaultyTeachers) -> None:
@@ -170,7 +164,8 @@ def test_what_a_run_wrote_is_no_log_of_the_next(run: Run, tmp_path: Path) -> Non
 def test_no_pair_is_said_and_is_status_1(run: Run, folder: Path) -> None:
     """The only teacher does in the first state what the trace did. Pairs of an earlier run stay."""
     first, *_ = read_states(folder / "states.jsonl")
-    answer(folder, first.id, "ada", first.observed)
+    with Journal(folder / "answers.jsonl") as journal:
+        journal.add(Answer(first.id, "ada", 0, 0.0, first.observed, "stop"))
     (folder / "pairs.parquet").write_text("of before")
     ran = run("pairs run")
     assert ran.code == 1 and ran.out.endswith("no pair was made, and run/pairs.parquet is not written\n")
@@ -202,7 +197,7 @@ def test_ctrl_c_keeps_the_answers_and_says_how_to_go_on(run: Run, folder: Path) 
     said = "interrupted: the answers that have arrived are kept; run the same command"
     assert out.decode().startswith(said)
     with Journal(folder / "answers.jsonl") as journal:
-        answered = len([*journal.answers()])
+        answered = len(journal.answers())
     assert len(server.billed) - 8 <= answered < 33  # so many are in flight
     with FaultyTeachers(demo.scripted_answer) as server:
         write_teachers(server.base_url)

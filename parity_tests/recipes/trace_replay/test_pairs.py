@@ -40,7 +40,7 @@ def state(observed: Message, outcome: float | None = None, source: str = "f:1") 
 
 
 def answer(teacher: str, message: Message, sample: int = 0, finish: str = "stop") -> Answer:
-    return Answer(state_id(ASKED, TOOLS), teacher, sample, message, finish, 0.0)
+    return Answer(state_id(ASKED, TOOLS), teacher, sample, 0.0, message, finish)
 
 
 def answers(*messages: Message) -> list[Answer]:
@@ -159,7 +159,7 @@ def test_a_text_agrees_with_nothing() -> None:
 
 
 def test_an_answer_to_another_state_is_counted() -> None:
-    other = Answer("0" * 16, "t", 0, LS, "stop", 0.0)
+    other = Answer("0" * 16, "t", 0, 0.0, LS, "stop")
     assert make_pairs([state(CAT)], [other])[1].answers == {"to a state that is not in states.jsonl": 1}
 
 

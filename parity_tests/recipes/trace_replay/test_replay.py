@@ -54,7 +54,7 @@ def test_every_teacher_answers_every_state_and_nothing_is_asked_again(path: Path
     assert len(server.requests) == len(server.billed) == 36
     assert [(p.done, p.answered) for p in seen] == [(i, i) for i in range(37)]
     with Journal(path) as journal:
-        answers = [*journal.answers()]
+        answers = journal.answers()
         assert journal.spent == pytest.approx(done.spent_usd) == pytest.approx(sum(a.usd for a in answers))
     text_of = {state.id: state.messages[0]["content"] for state in STATES}
     for answer in answers:
@@ -137,7 +137,7 @@ def test_a_teacher_that_cannot_answer_stops_the_replay(
     asked = sum(body["model"] == name for body in server.requests)
     assert asked <= 4 if name == "b" else asked < MOST_IN_A_ROW + 4
     with Journal(path) as journal:
-        assert len([*journal.answers()]) == len(server.billed) and (server.billed or name == "b")
+        assert len(journal.answers()) == len(server.billed) and (server.billed or name == "b")
 
 
 def test_no_connection_is_one_sentence(path: Path) -> None:
@@ -176,7 +176,7 @@ def test_the_budget_is_never_exceeded_and_is_used(
 
         def answer(body: dict[str, Any]) -> dict[str, Any]:
             with lock:  # what is spent, and what the requests may cost that the journal does not have yet
-                reserved.append(journal.spent + most * (len(server.requests) - len(journal.answered())))
+                reserved.append(journal.spent + most * (len(server.requests) - len(journal.answers())))
             return echo(body)
 
         server.answer = answer
