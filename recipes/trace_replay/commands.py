@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from composer_plugins.errors import ConfigError, DataError, in_a_line, unknown
-from composer_plugins.recipes.shared import INTERRUPTED, cut, make_folder
+from composer_plugins.recipes.shared import INTERRUPTED, check_installed, cut, make_folder
 from composer_plugins.recipes.trace_replay.formats import log_files, read_logs, read_tools
 from composer_plugins.recipes.trace_replay.formats.common import Acted, Tally
 from composer_plugins.recipes.trace_replay.journal import FILE, Journal
@@ -38,6 +38,12 @@ app = typer.Typer(
 console = Console(highlight=False, markup=False, emoji=False)
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the command `states`.")]
+
+
+@app.callback()
+def before_every_command() -> None:
+    """From an agent's logs to preference pairs, by asking several teachers again at each state."""
+    check_installed("trace_replay", ("openai", "httpx2", "pyarrow", "detect_secrets"), "trace-replay")
 
 
 @app.command("states")
@@ -188,6 +194,17 @@ def make_pairs(
     if not found:
         console.print(f"no pair was made, and {folder / report.PAIRS} is not written", soft_wrap=True)
         raise typer.Exit(1)
+
+
+@app.command("demo")
+def demo_command(
+    out: Annotated[Path, typer.Option(help="An empty folder for what the demo makes.")] = Path("replay_demo"),
+    steps: Annotated[int, typer.Option(min=2, help="Optimizer steps of the training.")] = 10,
+) -> None:
+    """Recorded session -> states -> three scripted teachers over HTTP -> pairs -> TRL training."""
+    from composer_plugins.recipes.trace_replay.demo import run_demo
+
+    run_demo(out, steps)
 
 
 def warn(text: str) -> None:

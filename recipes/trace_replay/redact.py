@@ -103,8 +103,6 @@ def redacted(actions: Sequence[Acted]) -> tuple[list[Acted], Counter[str]]:
 
 def _with_texts(value: Any, function: Function, name: str = "") -> Any:
     """A message, or tools, with each text as `function(text, whether all of it is a secret)` makes it."""
-    if isinstance(value, list) and name == "content":
-        return _with_keys(value, function)
     if isinstance(value, list):
         return [_with_texts(one, function) for one in value]
     if isinstance(value, dict):

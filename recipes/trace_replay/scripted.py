@@ -81,4 +81,4 @@ def rendered(body: Body) -> str:
     texts = [
         f"<{m['role']}>{m.get('content') or ''}{json.dumps(m.get('tool_calls'))}\n" for m in body["messages"]
     ]
-    return "".join(texts) + ("<assistant>" if body.get("add_generation_prompt", True) else "")
+    return "".join(texts) + "<assistant>"

@@ -1,17 +1,4 @@
-"""Teachers: models behind OpenAI-compatible endpoints, with their prices, from a YAML file.
-
-    teachers:
-    - name: qwen
-      model: Qwen/Qwen3-32B
-      base_url: http://localhost:8000/v1
-      usd_per_million_input: 0
-      usd_per_million_output: 0
-      max_tokens: 1024
-
-An entry may also have `api_key_env` (the environment variable that holds the key), `params` (what else the
-request has: temperature, top_p ...), `timeout` in seconds, and `max_retries`. Models that do not accept
-`max_tokens` take `max_completion_tokens` in its place.
-"""
+"""Teachers: models behind OpenAI-compatible endpoints, with prices, from a YAML file as README.md has it."""
 
 import os
 from collections import Counter

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from composer_plugins.errors import ConfigError
-from composer_plugins.recipes.trace_replay import teachers
 from composer_plugins.recipes.trace_replay.teachers import load_teachers
+from parity_tests.rigs.paths import ROOT
 
 ENTRY = {
     "name": "qwen",
@@ -43,10 +43,13 @@ def test_a_file_of_teachers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert first.api_key() and "abc" not in repr(other)
 
 
-def test_the_example_in_the_documentation_is_accepted(tmp_path: Path) -> None:
+def test_the_example_in_the_readme_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXAMPLE_API_KEY", "abc")
     path = tmp_path / "teachers.yaml"
-    path.write_text((teachers.__doc__ or "").split("\n\n")[1])
-    assert load_teachers(path)[0].usd(1, 1) == 0
+    _, example = (ROOT / "recipes/trace_replay/README.md").read_text().split("```yaml\n")
+    path.write_text(example.partition("```")[0])
+    local, other = load_teachers(path)
+    assert local.usd(1, 1) == 0 and other.params == {"temperature": 0.7}
 
 
 PRICE, OUTPUT = "usd_per_million_input", "usd_per_million_output"
