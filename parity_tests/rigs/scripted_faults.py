@@ -18,13 +18,17 @@ STATUSES = ("401", "402", "404", "429", "500")
 FAULTS = (*STATUSES, "truncated", "schema", "hang", "drop", "no_usage")
 
 
+class Dropped(Exception):
+    """The connection closes without an answer."""
+
+
 class PatientHandler(Handler):
     """Tells a refused client how long to wait before it asks again."""
 
     def do_POST(self) -> None:
         try:
             super().do_POST()
-        except json.JSONDecodeError:  # the client was killed while it sent the request
+        except (Dropped, json.JSONDecodeError):  # a client that is killed sends half a request
             self.close_connection = True
 
     def end_headers(self) -> None:
@@ -64,7 +68,7 @@ class FaultyTeachers(ScriptedTeachers):
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
-    def serve(self, body: Body, key: str) -> tuple[int, bytes] | None:
+    def serve(self, body: Body, key: str) -> tuple[int, bytes]:
         with self.lock:
             self.requests.append(body)
             self.asked[key] += 1
@@ -72,7 +76,7 @@ class FaultyTeachers(ScriptedTeachers):
         assert fault is None or fault in FAULTS, fault
         if fault == "hang":
             self.closing.wait()
-            return None
+            raise Dropped
         time.sleep(self.delay)
         if fault in STATUSES:
             return int(fault), json.dumps({"error": {"message": f"scripted {fault}"}}).encode()
@@ -80,7 +84,9 @@ class FaultyTeachers(ScriptedTeachers):
             if key not in self.given:
                 text = json.dumps(self.with_fault(body, key, fault)).encode()
                 self.given[key] = text[: len(text) // 2] if fault == "truncated" else text
-            return None if fault == "drop" else (200, self.given[key])
+        if fault == "drop":
+            raise Dropped
+        return 200, self.given[key]
 
     def with_fault(self, body: Body, key: str, fault: str | None) -> dict[str, Any]:
         """The completion, which is billed here."""

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.recipes.trace_replay.journal import Answer
-from composer_plugins.recipes.trace_replay.states import CUT_OFF, Message, State, canonical
+from composer_plugins.recipes.trace_replay.states import CUT_OFF, Message, State, canonical, json_object
 
 Ignored = frozenset[tuple[str, str]]  # tools and their arguments that are not part of an action
 WHOLE = ("stop", "tool_calls")  # values of finish_reason
@@ -162,11 +162,7 @@ def _has_json_arguments(message: Message) -> bool:
 
 
 def _arguments(call: dict[str, Any]) -> dict[str, Any] | None:
-    try:
-        value = json.loads(call["function"]["arguments"])
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+    return json_object(call["function"]["arguments"])
 
 
 def _calls(message: Message, ignored: Ignored) -> tuple[tuple[str, str], ...]:

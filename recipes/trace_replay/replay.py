@@ -11,7 +11,6 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -99,8 +98,8 @@ async def replay(
     answered = {answer.row for answer in journal.answers()}
     jobs = (_job(row, *task) for row, task in wanted.items() if row not in answered)
     summary = Summary(total=len(wanted), answered_before=len(wanted.keys() & answered))
-    async with AsyncExitStack() as stack:
-        clients = {t.name: await stack.enter_async_context(asking.client_of(t)) for t in teachers}
+    async with asking.Client() as http:
+        clients = {teacher.name: asking.client_of(teacher, http) for teacher in teachers}
         run = _Run(journal, clients, max_usd, on_progress, summary)
         run.report()
         try:
@@ -207,7 +206,7 @@ class _Run:
         """Record an answer that has arrived, or why it cannot be used."""
         usd, tokens = job.most_usd, dict[str, Any]()
         try:
-            data = asking.read_json(text)
+            data = asking.read_answer(text)
             if (usage := asking.read_usage(data)) is not None:
                 tokens = usage.model_dump()
                 usd = job.teacher.usd(**tokens)

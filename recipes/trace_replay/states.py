@@ -45,6 +45,15 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
+def json_object(text: str) -> dict[str, Any] | None:
+    """The JSON object of a text; None if the text is something else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def state_id(messages: list[Message], tools: list[dict[str, Any]] | None) -> str:
     """The id of the state with these messages and tools."""
     return hashlib.sha256(canonical([messages, tools]).encode()).hexdigest()[:16]

@@ -14,7 +14,7 @@ import pytest
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.trace_replay import asking
-from composer_plugins.recipes.trace_replay.asking import Unusable, read_json, read_reply
+from composer_plugins.recipes.trace_replay.asking import Unusable, read_answer, read_reply
 from composer_plugins.recipes.trace_replay.journal import Journal
 from composer_plugins.recipes.trace_replay.replay import MOST_IN_A_ROW, Summary, replay
 from parity_tests.rigs.replayed import FREE, a_state, a_teacher, echo, most_usd, replayed, usd_of
@@ -89,7 +89,7 @@ def test_refusals_that_pass_are_retried_by_the_client(path: Path, start: Start) 
 FAULTS = [
     ("500", 'status 500: \'{"error": {"message": "scripted 500"}}\''),
     ("429", "status 429: "),
-    ("truncated", "the answer is not JSON, or is cut off: "),
+    ("truncated", "the answer is not a JSON object, or is cut off: "),
     ("schema", "the answer is no chat completion: choices: Field required"),
     ("drop", "the connection was lost (RemoteProtocolError: "),
     ("hang", "the endpoint sent nothing for 0.3 seconds"),
@@ -309,7 +309,7 @@ def test_what_is_no_action_has_a_reason(answer: dict[str, Any], reason: str) -> 
 @pytest.mark.parametrize("text", ["", "<html>502</html>", "[1]", '{"choices": [', "[" * 100_000])
 def test_what_is_not_a_json_object_has_a_reason(text: str) -> None:
     with pytest.raises(Unusable) as refused:
-        read_json(text)
+        read_answer(text)
     assert len(str(refused.value)) < 400
 
 
