@@ -38,7 +38,9 @@ class Client(httpx2.AsyncClient):
     """
 
     def __init__(self) -> None:
-        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)  # --concurrency is one
+        limits = httpx2.Limits(
+            max_connections=None, max_keepalive_connections=None
+        )  # --concurrency limits them
         super().__init__(limits=limits, follow_redirects=True)
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:

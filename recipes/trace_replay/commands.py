@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from composer_plugins.errors import ConfigError, DataError, in_a_line, unknown
+from composer_plugins.errors import ConfigError, DataError, in_a_line
 from composer_plugins.recipes.shared import INTERRUPTED, check_installed, cut, make_folder
 from composer_plugins.recipes.trace_replay.formats import log_files, read_logs, read_tools
 from composer_plugins.recipes.trace_replay.formats.common import Acted, Tally
@@ -60,11 +61,11 @@ def make_states(
     ] = None,
 ) -> None:
     """Write every point at which the model acted to DIR/states.jsonl."""
-    if not redact:
-        problem = "it is not decided whether secrets are replaced, and states are sent to teachers"
-        raise ConfigError("--redact", problem, f"set --redact {SECRETS}, or --redact {NOTHING}")
     if redact not in (SECRETS, NOTHING):
-        raise unknown("--redact", redact, (SECRETS, NOTHING), noun="choice", guess=False)
+        problem = (
+            f"it is {redact!r}, and states are sent to teachers, with or without the secrets in the logs"
+        )
+        raise ConfigError("--redact", problem, f"set --redact {SECRETS}, or --redact {NOTHING}")
     if not logs:
         raise ConfigError("LOGS", "no log is given", "name log files, or folders with *.jsonl files")
     files = [one for one in log_files(logs) if out.resolve() not in one[0].parents]
@@ -72,9 +73,8 @@ def make_states(
     actions = list(read_logs(files, read_tools(tools) if tools is not None else None, tally))
     counts = {"not used, or left out": tally.actions + tally.lines}
     if not actions:
-        counted = counts["not used, or left out"].most_common()
-        reasons = f" ({', '.join(f'{reason}: {number}' for reason, number in counted)})" if counted else ""
-        problem = f"no action of a model is in {len(files)} file(s){reasons}"
+        print_counts(counts)
+        problem = f"no action of a model is in {len(files)} file(s)"
         raise DataError("LOGS", problem, "give logs in which a model acted after a message")
     if redact == SECRETS:
         from composer_plugins.recipes.trace_replay.redact import redacted
@@ -150,8 +150,11 @@ def ask(folder: Path, teachers: list[Any], max_usd: float, samples: int, concurr
         f"{summary.over_budget} did not fit the budget; spent {summary.spent_usd:.6f} USD in all",
         soft_wrap=True,
     )
-    for remark in summary.remarks():
-        warn(remark)
+    if summary.over_budget:
+        enough = math.ceil((summary.spent_usd + summary.rest_usd) * 1e6 + 1e-6) / 1e6
+        warn(f"set --max-usd {enough:.6f} to send the requests that did not fit the budget")
+    if summary.without_usage:
+        warn(f"answers without a usage: {summary.without_usage}; each counts with the most that it can cost")
     if summary.failed or summary.over_budget:
         raise typer.Exit(1)
 

@@ -46,22 +46,6 @@ class Summary:
         """How many requests have an answer, a failure or no budget."""
         return self.answered_before + self.answered + self.failed + self.over_budget
 
-    def remarks(self) -> list[str]:
-        """What a person should know beside the numbers, a sentence each."""
-        remarks = []
-        if self.over_budget:
-            enough = math.ceil((self.spent_usd + self.rest_usd) * 1e6 + 1e-6) / 1e6
-            remarks.append(
-                f"requests that did not fit the budget: {self.over_budget}; "
-                f"set --max-usd {enough:.6f} to send all of them"
-            )
-        if self.without_usage:
-            remarks.append(
-                f"answers that do not say what they cost: {self.without_usage}; they count with the most "
-                "they can cost"
-            )
-        return remarks
-
 
 class _Job(NamedTuple):
     """A request: the row of the journal that it fills, and the most that it can cost."""

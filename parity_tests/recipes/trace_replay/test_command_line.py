@@ -113,12 +113,8 @@ def test_the_steps_one_after_the_other(run: Run, folder: Path, server: FaultyTea
 
 BOTH = "--out run --redact nothing"
 CANNOT_START = [
-    (
-        f"states {QUOTED} --out run",
-        "--redact: it is not decided whether secrets are replaced, and states are sent to teachers; "
-        "set --redact secrets, or --redact nothing",
-    ),
-    (f"states {QUOTED} --out run --redact some", "--redact: unknown choice 'some'; known: nothing"),
+    (f"states {QUOTED} --out run", "--redact: it is '', and states are sent to teachers, with or without"),
+    (f"states {QUOTED} --out run --redact some", "--redact: it is 'some', and states are sent to teachers"),
     (f"states {QUOTED} {BOTH} --tools gone.json", "--tools: gone.json cannot be read: FileNotFound"),
     (f"states {QUOTED} --redact nothing --out file", "--out: 'file' cannot be written"),
     (f"states {QUOTED} --redact nothing --out file/run", "--out: 'file/run' cannot be written (Not a dir"),
@@ -208,7 +204,7 @@ def test_ctrl_c_keeps_the_answers_and_says_how_to_go_on(run: Run, folder: Path) 
 
 def test_a_budget_that_is_too_small_says_which_is_enough(run: Run, server: FaultyTeachers) -> None:
     ran = run(f"{REPLAY} 0.001")
-    assert ran.code == 1 and "requests that did not fit the budget: 33; set --max-usd " in ran.out
+    assert ran.code == 1 and "33 did not fit the budget" in ran.out
     enough = ran.out.partition("--max-usd ")[2].split()[0]
     assert not server.requests
     assert run(f"{REPLAY} {enough}").code == 0 and len(server.requests) == 33

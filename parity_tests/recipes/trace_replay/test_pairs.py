@@ -127,8 +127,7 @@ def test_a_teacher_has_one_vote_for_what_it_did_most_often() -> None:
 
 
 DROPPED = [
-    (bash("ls"), "length", "it was cut at the limit of tokens"),
-    (bash("ls"), "content_filter", "it ended with finish_reason content_filter"),
+    (bash("ls"), "length", "it ended with finish_reason length"),
     (calls(("Write", "{}")), "stop", "it calls a tool that the state does not have"),
 ]
 

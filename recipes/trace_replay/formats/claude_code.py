@@ -13,7 +13,7 @@ The system prompt, the tools, and what Claude Code adds to requests are not in t
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -76,6 +76,10 @@ class Line:
         texts, lost = texts_of(self.where, others)
         return [Converted({"role": "user", "content": "\n\n".join(texts)}, lost)] if others else []
 
+    def messages(self, calls: Container[str]) -> list[Converted]:
+        """A user line as messages, without the results of `calls`, which follow their response."""
+        return [result for call_id, result in self.results.items() if call_id not in calls] + self.said
+
 
 @dataclass
 class Response:
@@ -130,7 +134,6 @@ class Session:
         self.lines: dict[str, Line] = {}
         self.responses: dict[str, Response] = {}  # by message.id, in the order of their first lines
         self.response_of: dict[str, Response] = {}  # by the uuid of each of their lines
-        self.owners: dict[str, list[Response]] = defaultdict(list)  # by the id of each of their calls
         self.results: dict[str, list[Line]] = defaultdict(list)  # by the id of the call
         self.moved: list[tuple[int, str, str]] = []  # from this line on, this uuid has this parent
         for where, row in rows:
@@ -189,7 +192,6 @@ class Session:
             elif kind == "tool_use":
                 call_id = expected(line.where, block.get("id"), str, "id of a tool_use block")
                 name = expected(line.where, block.get("name"), str, "name of a tool_use block")
-                self.owners[call_id].append(response)
                 response.calls[call_id] = tool_call(call_id, name, json_text(block.get("input") or {}))
             elif kind in ("thinking", "redacted_thinking"):
                 tally.lines["thinking block (left out of the states)"] += 1
@@ -218,19 +220,21 @@ class Session:
     def messages(self, chain: list[Line], now: int) -> list[Converted]:
         """The lines of a chain as messages: all calls of each response, and the results before line `now`."""
         found, gathered, on_chain = list[Converted](), set[str](), {line.uuid for line in chain}
+        responses = [self.response_of[line.uuid] for line in chain if line.uuid in self.response_of]
+        calls = {call_id for response in responses for call_id in response.calls}
         for line in chain:
-            if line.kind == "assistant" and (response := self.response_of.get(line.uuid)) is not None:
+            if (response := self.response_of.get(line.uuid)) is not None:
                 if response.key not in gathered:
                     gathered.add(response.key)
-                    found += self._turn(response, on_chain, now)
+                    found += self._turn(response, calls, on_chain, now)
             elif line.kind == "user" and (
                 # A hidden line (isMeta) is part of a request, and a note of the display is not.
                 line.row.get("isCompactSummary") or not line.row.get("isVisibleInTranscriptOnly")
             ):
-                found += self._user_messages(line, on_chain)
+                found += line.messages(calls)
         return found
 
-    def _turn(self, response: Response, on_chain: set[str], now: int) -> list[Converted]:
+    def _turn(self, response: Response, calls: set[str], on_chain: set[str], now: int) -> list[Converted]:
         """A response and the results of its calls; a response of thinking alone leaves nothing behind."""
         converted = response.converted
         if not converted.lost and not converted.message["content"] and not response.calls:
@@ -244,15 +248,7 @@ class Session:
                 found.append(line.results[call_id])
                 if line.uuid not in on_chain:
                     beside[line.uuid] = line
-        return found + [one for line in beside.values() for one in self._user_messages(line, on_chain)]
-
-    def _user_messages(self, line: Line, on_chain: set[str]) -> list[Converted]:
-        """What a user line says beside the results of tool calls, which `_turn` has placed."""
-        return [
-            result
-            for call_id, result in line.results.items()
-            if not any(one.uuid in on_chain for owner in self.owners[call_id] for one in owner.lines)
-        ] + line.said
+        return found + [one for line in beside.values() for one in line.messages(calls)]
 
 
 def _result(where: str, call_id: str, block: dict[str, Any]) -> Converted:
