@@ -12,10 +12,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from composer_plugins.recipes.trace_replay.scripted import Answer, Body, Handler, ScriptedTeachers, rendered
+from composer_plugins.recipes.trace_replay.scripted import Answer, Body, Handler, ScriptedTeachers
 
 STATUSES = ("401", "402", "404", "429", "500")
-FAULTS = (*STATUSES, "truncated", "schema", "hang", "drop", "no_usage", "no_logprobs")
+FAULTS = (*STATUSES, "truncated", "schema", "hang", "drop", "no_usage")
+
+
+class Dropped(Exception):
+    """The connection closes without an answer."""
 
 
 class PatientHandler(Handler):
@@ -24,7 +28,7 @@ class PatientHandler(Handler):
     def do_POST(self) -> None:
         try:
             super().do_POST()
-        except json.JSONDecodeError:  # the client was killed while it sent the request
+        except (Dropped, json.JSONDecodeError):  # a client that is killed sends half a request
             self.close_connection = True
 
     def end_headers(self) -> None:
@@ -39,7 +43,7 @@ class FaultyTeachers(ScriptedTeachers):
     `faults` has, by model, what goes wrong with its next requests, one after the other (None: nothing):
     a status, of which "429" and "500" ask the client to try again; "truncated" is half of the JSON; "schema"
     is a completion without choices; "hang" never ends; "drop" bills and closes the connection; "no_usage"
-    does not say what was billed; "no_logprobs" leaves out the log-probabilities of the prompt.
+    does not say what was billed.
     """
 
     def __init__(
@@ -64,7 +68,7 @@ class FaultyTeachers(ScriptedTeachers):
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
-    def serve(self, body: Body, key: str) -> tuple[int, bytes] | None:
+    def serve(self, body: Body, key: str) -> tuple[int, bytes]:
         with self.lock:
             self.requests.append(body)
             self.asked[key] += 1
@@ -72,7 +76,7 @@ class FaultyTeachers(ScriptedTeachers):
         assert fault is None or fault in FAULTS, fault
         if fault == "hang":
             self.closing.wait()
-            return None
+            raise Dropped
         time.sleep(self.delay)
         if fault in STATUSES:
             return int(fault), json.dumps({"error": {"message": f"scripted {fault}"}}).encode()
@@ -80,27 +84,14 @@ class FaultyTeachers(ScriptedTeachers):
             if key not in self.given:
                 text = json.dumps(self.with_fault(body, key, fault)).encode()
                 self.given[key] = text[: len(text) // 2] if fault == "truncated" else text
-            return None if fault == "drop" else (200, self.given[key])
+        if fault == "drop":
+            raise Dropped
+        return 200, self.given[key]
 
     def with_fault(self, body: Body, key: str, fault: str | None) -> dict[str, Any]:
         """The completion, which is billed here."""
         limit = body.get("max_tokens") or body["max_completion_tokens"]
         completion = self.completion({**body, "max_tokens": limit})
         self.billed[key] = completion["usage"]
-        if fault != "no_logprobs":
-            completion |= logprobs_of(body)
         removed = {"schema": "choices", "no_usage": "usage"}.get(fault or "")
         return {name: value for name, value in completion.items() if name != removed}
-
-
-def logprobs_of(body: Body) -> dict[str, Any]:
-    """The tokens of the prompt and their log-probabilities, as vLLM gives them, if the request wants them."""
-    tokens = [ord(character) for character in rendered(body)]
-    entries = [{str(token): {"logprob": logprob(token)}} for token in tokens]
-    found = {"prompt_token_ids": tokens} if body.get("return_token_ids") else {}
-    return found | ({"prompt_logprobs": [None, *entries[1:]]} if "prompt_logprobs" in body else {})
-
-
-def logprob(token: int) -> float:
-    """The log-probability that every scripted teacher gives to a token."""
-    return -(1 + token % 7) / 8

@@ -1,9 +1,7 @@
 """One request to a teacher: its body, the most that it can cost, and what is accepted as an answer."""
 
 import json
-import ssl
 from collections.abc import Mapping
-from functools import cache
 from typing import Annotated, Any, NamedTuple
 
 import httpx2
@@ -12,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from composer_plugins.errors import in_a_line
 from composer_plugins.recipes.shared import cut
-from composer_plugins.recipes.trace_replay.states import CUT_OFF, Message, State
+from composer_plugins.recipes.trace_replay.states import CUT_OFF, Message, State, ToolCall, json_object
 from composer_plugins.recipes.trace_replay.teachers import LIMITS, Teacher
 
 # The tokens that a chat template may add to those of the messages and tools: its instructions for tool calls.
@@ -39,6 +37,12 @@ class Client(httpx2.AsyncClient):
     after a timeout or a lost connection, but not after an OpenAIError.
     """
 
+    def __init__(self) -> None:
+        limits = httpx2.Limits(
+            max_connections=None, max_keepalive_connections=None
+        )  # --concurrency limits them
+        super().__init__(limits=limits, follow_redirects=True)
+
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Send a request and read its whole answer."""
         try:
@@ -52,21 +56,14 @@ class Client(httpx2.AsyncClient):
             raise NoAnswer(f"the connection was lost ({in_a_line(error)})") from None
 
 
-@cache
-def tls() -> ssl.SSLContext:
-    """The certificates that all clients share: to read them takes longer than all else about a client."""
-    return httpx2.create_ssl_context()
-
-
-def client_of(teacher: Teacher) -> openai.AsyncOpenAI:
+def client_of(teacher: Teacher, http: Client) -> openai.AsyncOpenAI:
     """The openai client of a teacher's endpoint."""
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)  # --concurrency is the limit
     return openai.AsyncOpenAI(
         base_url=teacher.base_url,
         api_key=teacher.api_key(),
         timeout=teacher.timeout,
         max_retries=teacher.max_retries,
-        http_client=Client(timeout=teacher.timeout, limits=limits, follow_redirects=True, verify=tls()),
+        http_client=http,
     )
 
 
@@ -78,8 +75,6 @@ def chat_body(state: State, teacher: Teacher) -> Body:
 
 def most_usd(teacher: Teacher, body: Body) -> float:
     """The most that a request can cost: a token of its prompt is at least one byte of its text."""
-    if teacher.is_free:
-        return 0.0
     text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
     tokens = len(text.encode()) + TEMPLATE_TOKENS
     return teacher.usd(tokens, next(body[name] for name in LIMITS if name in body))
@@ -100,20 +95,10 @@ class Usage(BaseModel):
     completion_tokens: Annotated[int, Field(ge=0)]
 
 
-class _Function(BaseModel):
-    name: Annotated[str, Field(min_length=1)]
-    arguments: str
-
-
-class _Call(BaseModel):
-    id: str
-    function: _Function
-
-
 class _Message(BaseModel):
     content: str | None = None
     refusal: str | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class _Choice(BaseModel):
@@ -133,14 +118,11 @@ class Reply(NamedTuple):
     finish_reason: str
 
 
-def read_json(text: str) -> dict[str, Any]:
-    """An endpoint's answer as JSON."""
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        raise Unusable(f"the answer is not JSON, or is cut off: {shown(text)}") from None
-    if not isinstance(data, dict):
-        raise Unusable(f"the answer is not a JSON object: {shown(text)}")
+def read_answer(text: str) -> dict[str, Any]:
+    """An endpoint's answer as JSON; raises Unusable for other text."""
+    data = json_object(text)
+    if data is None:
+        raise Unusable(f"the answer is not a JSON object, or is cut off: {shown(text)}")
     return data
 
 
@@ -166,7 +148,7 @@ def read_reply(data: Mapping[str, Any]) -> Reply:
     calls = []
     for call in given.tool_calls or ():
         arguments = call.function.arguments or "{}"  # some servers write nothing for no arguments
-        if _is_object(arguments):
+        if json_object(arguments) is not None:
             function = {"name": call.function.name, "arguments": arguments}
             calls.append({"id": call.id, "type": "function", "function": function})
         elif finish != CUT_OFF:  # the call that an answer is cut off in is left out, and the rest is kept
@@ -175,13 +157,6 @@ def read_reply(data: Mapping[str, Any]) -> Reply:
         raise Unusable("the answer has neither content nor tool calls")
     message = {"role": "assistant", "content": given.content or ""}
     return Reply(message | ({"tool_calls": calls} if calls else {}), finish)
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def shown(text: str) -> str:

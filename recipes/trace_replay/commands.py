@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from composer_plugins.errors import ConfigError, DataError, in_a_line, unknown
-from composer_plugins.recipes.shared import INTERRUPTED, cut, make_folder
+from composer_plugins.errors import ConfigError, DataError, in_a_line
+from composer_plugins.recipes.shared import INTERRUPTED, check_installed, cut, make_folder
 from composer_plugins.recipes.trace_replay.formats import log_files, read_logs, read_tools
 from composer_plugins.recipes.trace_replay.formats.common import Acted, Tally
 from composer_plugins.recipes.trace_replay.journal import FILE, Journal
@@ -40,6 +41,12 @@ console = Console(highlight=False, markup=False, emoji=False)
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the command `states`.")]
 
 
+@app.callback()
+def before_every_command() -> None:
+    """From an agent's logs to preference pairs, by asking several teachers again at each state."""
+    check_installed("trace_replay", ("openai", "httpx2", "pyarrow", "detect_secrets"), "trace-replay")
+
+
 @app.command("states")
 def make_states(
     logs: Annotated[
@@ -54,11 +61,11 @@ def make_states(
     ] = None,
 ) -> None:
     """Write every point at which the model acted to DIR/states.jsonl."""
-    if not redact:
-        problem = "it is not decided whether secrets are replaced, and states are sent to teachers"
-        raise ConfigError("--redact", problem, f"set --redact {SECRETS}, or --redact {NOTHING}")
     if redact not in (SECRETS, NOTHING):
-        raise unknown("--redact", redact, (SECRETS, NOTHING), noun="choice", guess=False)
+        problem = (
+            f"it is {redact!r}, and states are sent to teachers, with or without the secrets in the logs"
+        )
+        raise ConfigError("--redact", problem, f"set --redact {SECRETS}, or --redact {NOTHING}")
     if not logs:
         raise ConfigError("LOGS", "no log is given", "name log files, or folders with *.jsonl files")
     files = [one for one in log_files(logs) if out.resolve() not in one[0].parents]
@@ -66,9 +73,8 @@ def make_states(
     actions = list(read_logs(files, read_tools(tools) if tools is not None else None, tally))
     counts = {"not used, or left out": tally.actions + tally.lines}
     if not actions:
-        counted = counts["not used, or left out"].most_common()
-        reasons = f" ({', '.join(f'{reason}: {number}' for reason, number in counted)})" if counted else ""
-        problem = f"no action of a model is in {len(files)} file(s){reasons}"
+        print_counts(counts)
+        problem = f"no action of a model is in {len(files)} file(s)"
         raise DataError("LOGS", problem, "give logs in which a model acted after a message")
     if redact == SECRETS:
         from composer_plugins.recipes.trace_replay.redact import redacted
@@ -144,8 +150,11 @@ def ask(folder: Path, teachers: list[Any], max_usd: float, samples: int, concurr
         f"{summary.over_budget} did not fit the budget; spent {summary.spent_usd:.6f} USD in all",
         soft_wrap=True,
     )
-    for remark in summary.remarks():
-        warn(remark)
+    if summary.over_budget:
+        enough = math.ceil((summary.spent_usd + summary.rest_usd) * 1e6 + 1e-6) / 1e6
+        warn(f"set --max-usd {enough:.6f} to send the requests that did not fit the budget")
+    if summary.without_usage:
+        warn(f"answers without a usage: {summary.without_usage}; each counts with the most that it can cost")
     if summary.failed or summary.over_budget:
         raise typer.Exit(1)
 
@@ -166,22 +175,19 @@ def make_pairs(
     ] = None,
 ) -> None:
     """Write the pairs to DIR/pairs.parquet, with a data card, DIR/README.md."""
-    from composer_plugins.recipes.trace_replay import logprobs, pairs, report
+    from composer_plugins.recipes.trace_replay import pairs, report
 
     run, states = _read_folder(folder)
     ignored = pairs.ignored_arguments(ignore or [], states)
-    answers, scores, counts = list[Any](), list[Any](), dict[str, Mapping[str, int]](run["counts"])
+    answers, counts = list[Any](), dict[str, Mapping[str, int]](run["counts"])
     # Outcomes make pairs without teachers.
     if (folder / FILE).exists() or all(state.outcome is None for state in states):
         with _journal(folder, create=False) as journal:
-            answers, scores = list(journal.answers()), list(journal.scores())
+            answers = journal.answers()
             counts["answers by teacher"] = Counter(answer.teacher for answer in answers)
             counts["requests without an answer"] = Counter(cut(one, 80) for one in journal.failures())
     found, made = pairs.make_pairs(states, answers, min_agree=min_agree, ignored=ignored)
     own = {"answers": made.answers, "actions of the traces": made.actions}
-    if scores:
-        number = logprobs.write_scores(scores, states, folder / logprobs.SCORES)
-        console.print(f"{number} scored actions in {folder / logprobs.SCORES}", soft_wrap=True)
     if found:
         report.write_pairs(found, folder / report.PAIRS)
         card = report.card(found, is_redacted=run["redact"] == SECRETS, counts=counts | own)
@@ -191,6 +197,17 @@ def make_pairs(
     if not found:
         console.print(f"no pair was made, and {folder / report.PAIRS} is not written", soft_wrap=True)
         raise typer.Exit(1)
+
+
+@app.command("demo")
+def demo_command(
+    out: Annotated[Path, typer.Option(help="An empty folder for what the demo makes.")] = Path("replay_demo"),
+    steps: Annotated[int, typer.Option(min=2, help="Optimizer steps of the training.")] = 10,
+) -> None:
+    """Recorded session -> states -> three scripted teachers over HTTP -> pairs -> TRL training."""
+    from composer_plugins.recipes.trace_replay.demo import run_demo
+
+    run_demo(out, steps)
 
 
 def warn(text: str) -> None:

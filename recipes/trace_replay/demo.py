@@ -12,7 +12,7 @@ from rich.table import Table
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.shared import check_installed
-from composer_plugins.recipes.trace_replay.commands import STATES, ask, console, make_pairs, make_states
+from composer_plugins.recipes.trace_replay.commands import ask, console, make_pairs, make_states
 from composer_plugins.recipes.trace_replay.formats.common import assistant, json_text, tool_call
 from composer_plugins.recipes.trace_replay.report import PAIRS
 from composer_plugins.recipes.trace_replay.scripted import ScriptedTeachers
@@ -22,7 +22,6 @@ from composer_plugins.recipes.trace_replay.teachers import Teacher
 RECORDED = Path(__file__).parent / "recorded"
 SESSION, TOOLS = RECORDED / "session.jsonl", RECORDED / "tools.json"
 TEACHERS = ("ada", "bob", "eve")
-PLANTED = ("AKIAIOSFODNN7EXAMPLE", "correct-horse-battery-9")  # the secrets of the recorded session
 IGNORED = ["Bash.description"]
 
 
@@ -33,10 +32,6 @@ def run_demo(out: Path, steps: int) -> None:
         raise ConfigError("--out", f"{out} is not an empty folder", "name a new folder")
     console.rule("1. states")
     make_states([SESSION], out, "secrets", TOOLS)
-    text = (out / STATES).read_text(encoding="utf-8")
-    if found := [secret for secret in PLANTED if secret in text]:
-        console.print(f"{len(found)} secrets of the log are still in {out / STATES}")
-        raise typer.Exit(1)
     console.rule("2. replay")
     console.print(f"{', '.join(TEACHERS)}: scripted, on 127.0.0.1, with invented prices")
     with ScriptedTeachers(scripted_answer) as server:

@@ -9,92 +9,63 @@ import fcntl
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, NonNegativeFloat, TypeAdapter
+from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeFloat, TypeAdapter
 
 from composer_plugins.errors import ConfigError, DataError, writing
-from composer_plugins.recipes.trace_replay.states import Message
+from composer_plugins.recipes.trace_replay.states import Message, ToolCall
 
 FILE = "answers.jsonl"
 Row = tuple[str, str, int]  # state, teacher and sample
-SCORE = -1  # the `sample` of a request that scores an action, and asks for none
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A teacher's answer to a state."""
-
-    state: str
-    teacher: str
-    sample: int
-    message: Message  # in the form of State.observed
-    finish_reason: str  # "stop", "tool_calls", "length" (cut off at the limit of tokens) ...
-    usd: float
-
-
-@dataclass(frozen=True)
-class Score:
-    """A teacher's log-probabilities of an action, given the state before it."""
-
-    state: str  # the id of the state behind the action: `logprobs.scored_id`
-    teacher: str
-    token_ids: list[int]  # of the state and the action, as the teacher's chat template renders them
-    logprobs: list[float]  # one for each token, in nats; 0.0 for the first, which has none
-    start: int  # the position of the action's first token
-
-
-class _Function(BaseModel):
-    name: str
-    arguments: str
-
-
-class _Call(BaseModel):
-    function: _Function
 
 
 class _Message(BaseModel):
     content: str
-    tool_calls: list[_Call] = []
+    tool_calls: list[ToolCall] = []
 
 
-class _Exact(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+def _checked(message: Message) -> Message:
+    _Message.model_validate(message, strict=True)
+    return message
 
 
-class _Tokens(_Exact):
-    token_ids: list[int]
-    logprobs: list[float]
-    start: int
+@dataclass(frozen=True)
+class _Line:
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-
-class _Line(_Exact):
     state: str
     teacher: str
     sample: int
     usd: NonNegativeFloat
 
+    @property
+    def row(self) -> Row:
+        """State, teacher and sample."""
+        return self.state, self.teacher, self.sample
 
-class _AnswerLine(_Line):
-    message: _Message
-    finish_reason: str
+
+@dataclass(frozen=True)
+class Answer(_Line):
+    """A teacher's answer to a state."""
+
+    message: Annotated[Message, AfterValidator(_checked)]  # in the form of State.observed
+    finish_reason: str  # "stop", "tool_calls", "length" (cut off at the limit of tokens) ...
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
 
-class _ScoreLine(_Line):
-    score: _Tokens
+@dataclass(frozen=True)
+class Failure(_Line):
+    """Why a request brought no usable answer."""
 
-
-class _ErrorLine(_Line):
     error: str
 
 
-LINE = TypeAdapter[Any](_AnswerLine | _ScoreLine | _ErrorLine)
+LINE = TypeAdapter[Answer | Failure](Answer | Failure)
 
 
 class Journal(AbstractContextManager["Journal"]):
@@ -123,26 +94,22 @@ class Journal(AbstractContextManager["Journal"]):
         self._entries = [self._entry(number, line) for number, line in enumerate(lines, start=1)]
         self.has_half_line = bool(half)
         self._file.truncate(self._file.tell() - len(half))
-        self.spent = sum(entry["usd"] for entry in self._entries)  # USD of all requests
-        self.failed = Counter(_row(entry) for entry in self._entries if "error" in entry)
+        self.spent = sum(entry.usd for entry in self._entries)  # USD of all requests
+        self.failed = Counter(entry.row for entry in self._entries if isinstance(entry, Failure))
 
-    def _entry(self, number: int, line: bytes) -> dict[str, Any]:
+    def _entry(self, number: int, line: bytes) -> Answer | Failure:
         try:
-            entry: dict[str, Any] = json.loads(line)
-            LINE.validate_python(entry, strict=True)
-        except (ValueError, RecursionError):
+            return LINE.validate_json(line)
+        except ValueError:
             problem = "the line is not one of a journal of this recipe"
             raise DataError(f"{self.path}:{number}", problem, "remove it, or name another folder") from None
-        return entry
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def add(self, row: Row, *, usd: float, **result: Any) -> None:
-        """Write how a request ended: `message` and `finish_reason`, or `score`, or `error`."""
-        state, teacher, sample = row
-        entry = {"state": state, "teacher": teacher, "sample": sample, "usd": usd, **result}
-        end, rest = self._file.seek(0, os.SEEK_END), json.dumps(entry).encode() + b"\n"
+    def add(self, entry: Answer | Failure) -> None:
+        """Write how a request ended."""
+        end, rest = self._file.seek(0, os.SEEK_END), json.dumps(vars(entry)).encode() + b"\n"
         with writing(str(self.path), self.path):
             try:
                 while rest:  # the system may write less than it is given
@@ -153,35 +120,14 @@ class Journal(AbstractContextManager["Journal"]):
                     self._file.truncate(end)
                 raise
         self._entries.append(entry)
-        self.spent += usd
-        self.failed[row] += "error" in result
+        self.spent += entry.usd
+        self.failed[entry.row] += isinstance(entry, Failure)
 
-    def answered(self) -> set[Row]:
-        """State, teacher and sample of every answer."""
-        return {_row(entry) for entry in self._entries if "error" not in entry}
-
-    def teachers(self) -> list[str]:
-        """The names of the teachers that were asked, also of those without an answer."""
-        return sorted({entry["teacher"] for entry in self._entries})
-
-    def answers(self) -> Iterator[Answer]:
+    def answers(self) -> list[Answer]:
         """Every answer, in the order of states, teachers and samples."""
-        for entry in sorted(self._entries, key=_row):
-            if "message" in entry:
-                yield Answer(*_row(entry), entry["message"], entry["finish_reason"], entry["usd"])
-
-    def scores(self) -> Iterator[Score]:
-        """Every action's log-probabilities."""
-        for entry in self._entries:
-            if "score" in entry:
-                yield Score(entry["state"], entry["teacher"], **entry["score"])
+        return sorted((one for one in self._entries if isinstance(one, Answer)), key=lambda one: one.row)
 
     def failures(self) -> list[str]:
         """Why the requests that have no answer yet brought none the last time."""
-        errors = {_row(entry): entry["error"] for entry in self._entries if "error" in entry}
-        answered = self.answered()
-        return [error for row, error in errors.items() if row not in answered]
-
-
-def _row(entry: dict[str, Any]) -> Row:
-    return entry["state"], entry["teacher"], entry["sample"]
+        last = {entry.row: entry for entry in self._entries}  # an answered row is not asked again
+        return [entry.error for entry in last.values() if isinstance(entry, Failure)]

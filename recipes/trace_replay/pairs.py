@@ -1,16 +1,8 @@
 """Preference pairs: where teachers agree on another action than the trace has, or where outcomes differ.
 
-An action is the multiset of its tool calls: their names and arguments, whatever the order of keys and calls,
-and without the text beside them. An argument that only comments, as the description of Claude Code's Bash,
-can be left out. A text without calls is like no text of another teacher.
-
 By agreement: each teacher votes for the action that it gave most often. The action of most teachers is chosen
-over the one in the trace if enough teachers voted for it, no other action has as many votes, and it is not
-the trace's. An action that some trace took and that earned an outcome above 0 is never rejected so.
-
-By outcome: where several traces took different actions in one state, the action with the best mean outcome
-is chosen over the one with the worst, if each of its traces did better than each of the other's. No teacher
-is needed, and such a pair stands in place of one by agreement.
+over the one in the trace. By outcome: where several traces took different actions in one state, the action
+with the best mean outcome is chosen over the one with the worst. README.md has all rules.
 """
 
 import json
@@ -21,7 +13,7 @@ from typing import Any, NamedTuple
 
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.recipes.trace_replay.journal import Answer
-from composer_plugins.recipes.trace_replay.states import CUT_OFF, Message, State, canonical
+from composer_plugins.recipes.trace_replay.states import Message, State, canonical, json_object
 
 Ignored = frozenset[tuple[str, str]]  # tools and their arguments that are not part of an action
 WHOLE = ("stop", "tool_calls")  # values of finish_reason
@@ -99,7 +91,8 @@ def _pairs_of_state(
         reason = _why_dropped(answer, state.tools)
         compared = "compared" if _names(answer.message) else "text alone, which agrees with nothing"
         counts.answers[f"dropped: {reason}" if reason else compared] += 1
-        whole += [answer] if not reason else []
+        if not reason:
+            whole.append(answer)
     majority = _majority(whole, min_agree, ignored)
     taken = defaultdict[Hashable, list[State]](list)
     for trace in traces:
@@ -124,8 +117,6 @@ def _pairs_of_state(
 
 def _why_dropped(answer: Answer, tools: list[dict[str, Any]] | None) -> str:
     """Why an answer can be neither compared nor trained on; empty if it can."""
-    if answer.finish_reason == CUT_OFF:
-        return "it was cut at the limit of tokens"
     if answer.finish_reason not in WHOLE:
         return f"it ended with finish_reason {answer.finish_reason}"
     if not _names(answer.message) <= {tool["function"]["name"] for tool in tools or ()}:
@@ -162,15 +153,14 @@ def _has_json_arguments(message: Message) -> bool:
 
 
 def _arguments(call: dict[str, Any]) -> dict[str, Any] | None:
-    try:
-        value = json.loads(call["function"]["arguments"])
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+    return json_object(call["function"]["arguments"])
 
 
 def _calls(message: Message, ignored: Ignored) -> tuple[tuple[str, str], ...]:
-    """The tool calls of a message as something to compare. Invalid JSON is its text."""
+    """The tool calls of a message as something to compare: a multiset of names and arguments.
+
+    The order of keys and calls does not count. Invalid JSON is its text.
+    """
     found = []
     for call in message.get("tool_calls") or ():
         name, arguments = call["function"]["name"], _arguments(call)

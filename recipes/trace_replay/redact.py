@@ -60,6 +60,13 @@ OWN_FORMS = {
     "Hugging Face Token": r"hf_[A-Za-z0-9]{20,}",
     GitHubTokenDetector.secret_type: r"github_pat_\w{20,}",
 }
+KNOWN_FORMS = [
+    (plugin.secret_type, pattern)
+    for plugin in get_mapping_from_secret_type_to_class().values()
+    if issubclass(plugin, RegexBasedDetector) and plugin not in NOT_USED
+    for pattern in plugin().denylist
+]
+FORMS = [(kind, re.compile(pattern)) for kind, pattern in OWN_FORMS.items()] + KNOWN_FORMS
 Function = Callable[[str, bool], str]
 
 
@@ -103,8 +110,6 @@ def redacted(actions: Sequence[Acted]) -> tuple[list[Acted], Counter[str]]:
 
 def _with_texts(value: Any, function: Function, name: str = "") -> Any:
     """A message, or tools, with each text as `function(text, whether all of it is a secret)` makes it."""
-    if isinstance(value, list) and name == "content":
-        return _with_keys(value, function)
     if isinstance(value, list):
         return [_with_texts(one, function) for one in value]
     if isinstance(value, dict):
@@ -151,7 +156,7 @@ def _with_keys(value: Any, function: Function, name: str = "", is_secret: bool =
 def secrets_of_line(line: str) -> list[tuple[str, str]]:
     """The secrets of a line with their kinds."""
     found = list[tuple[str, str]]()
-    for kind, pattern in _forms():
+    for kind, pattern in FORMS:
         for match in pattern.finditer(line):
             start, end = match.span(match.lastindex or 0)  # a group is the secret, or its beginning
             rest = REST_OF_TOKEN.match(line, start)
@@ -160,15 +165,6 @@ def secrets_of_line(line: str) -> list[tuple[str, str]]:
         values = (match.group(group) for match in pattern.finditer(line))
         found += [(value, KeywordDetector.secret_type) for value in values if len(value) >= FEWEST]
     return [(value, kind) for value, kind in found if not PLACEHOLDER.fullmatch(value)]
-
-
-@cache
-def _forms() -> list[tuple[str, re.Pattern[str]]]:
-    """The patterns of all known forms, with the kinds of secrets that they find."""
-    plugins = get_mapping_from_secret_type_to_class().values()
-    known = [one for one in plugins if issubclass(one, RegexBasedDetector) and one not in NOT_USED]
-    own = [(kind, re.compile(pattern)) for kind, pattern in OWN_FORMS.items()]
-    return own + [(one.secret_type, pattern) for one in known for pattern in one().denylist]
 
 
 def _replaced(text: str, secrets: set[str], kinds: dict[str, str]) -> str:

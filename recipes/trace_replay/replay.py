@@ -9,17 +9,17 @@ runs have spent counts.
 import asyncio
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import openai
 
 from composer_plugins.errors import ConfigError, in_a_line
-from composer_plugins.recipes.trace_replay import asking, logprobs
+from composer_plugins.recipes.trace_replay import asking
 from composer_plugins.recipes.trace_replay.asking import Body, Unusable
-from composer_plugins.recipes.trace_replay.journal import SCORE, Journal, Row
+from composer_plugins.recipes.trace_replay.journal import Answer, Failure, Journal, Row
 from composer_plugins.recipes.trace_replay.states import State, canonical
 from composer_plugins.recipes.trace_replay.teachers import Teacher, check_teachers
 
@@ -46,29 +46,13 @@ class Summary:
         """How many requests have an answer, a failure or no budget."""
         return self.answered_before + self.answered + self.failed + self.over_budget
 
-    def remarks(self) -> list[str]:
-        """What a person should know beside the numbers, a sentence each."""
-        remarks = []
-        if self.over_budget:
-            enough = math.ceil((self.spent_usd + self.rest_usd) * 1e6 + 1e-6) / 1e6
-            remarks.append(
-                f"requests that did not fit the budget: {self.over_budget}; "
-                f"set --max-usd {enough:.6f} to send all of them"
-            )
-        if self.without_usage:
-            remarks.append(
-                f"answers that do not say what they cost: {self.without_usage}; they count with the most "
-                "they can cost"
-            )
-        return remarks
-
 
 class _Job(NamedTuple):
-    """One row of the journal: the requests that fill it, and the most that they can cost."""
+    """A request: the row of the journal that it fills, and the most that it can cost."""
 
     row: Row
     teacher: Teacher
-    bodies: list[Body]
+    body: Body
     most_usd: float
 
 
@@ -84,15 +68,24 @@ async def replay(
 ) -> Summary:
     """Ask every teacher `samples` times in every state, unless the journal has the answer.
 
-    A teacher with `logprobs: prompt` also scores each observed action. Cancelling keeps the answers that have
-    arrived. Raises ConfigError where asking on makes no sense: a wrong key, an unknown model, an endpoint
-    that does not answer.
+    Cancelling keeps the answers that have arrived. Raises ConfigError where asking on makes no sense: a wrong
+    key, an unknown model, an endpoint that does not answer.
     """
     check_options(teachers, samples=samples, concurrency=concurrency, max_usd=max_usd)
-    async with AsyncExitStack() as stack:
-        clients = {t.name: await stack.enter_async_context(asking.client_of(t)) for t in teachers}
-        run = _Run(states, teachers, samples, journal, clients, max_usd, on_progress)
-        jobs = run.jobs()
+    # Traces that share a state share its answers. A small budget answers whole states.
+    wanted: dict[Row, tuple[State, Teacher]] = {
+        (state.id, teacher.name, sample): (state, teacher)
+        for state in states
+        for teacher in teachers
+        for sample in range(samples)
+    }
+    answered = {answer.row for answer in journal.answers()}
+    jobs = (_job(row, *task) for row, task in wanted.items() if row not in answered)
+    summary = Summary(total=len(wanted), answered_before=len(wanted.keys() & answered))
+    async with asking.Client() as http:
+        clients = {teacher.name: asking.client_of(teacher, http) for teacher in teachers}
+        run = _Run(journal, clients, max_usd, on_progress, summary)
+        run.report()
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(concurrency):
@@ -101,7 +94,12 @@ async def replay(
             raise errors.exceptions[0] from None
     if run.stopped_by is not None:
         raise run.stopped_by
-    return run.summary
+    return summary
+
+
+def _job(row: Row, state: State, teacher: Teacher) -> _Job:
+    body = asking.chat_body(state, teacher)
+    return _Job(row, teacher, body, asking.most_usd(teacher, body))
 
 
 def idempotency_key(row: Row, failed: int, body: Body) -> str:
@@ -111,7 +109,7 @@ def idempotency_key(row: Row, failed: int, body: Body) -> str:
 
 def check_options(teachers: Sequence[Teacher], *, samples: int, concurrency: int, max_usd: float) -> None:
     """Raise ConfigError for options with which nothing can be asked."""
-    check_teachers(list(teachers))
+    check_teachers(teachers)
     for name, value in (("--samples", samples), ("--concurrency", concurrency)):
         if value < 1:
             raise ConfigError(name, f"it is {value}", "set a number of at least 1")
@@ -119,38 +117,19 @@ def check_options(teachers: Sequence[Teacher], *, samples: int, concurrency: int
         raise ConfigError("--max-usd", f"it is {max_usd}", "set the most that the teachers may cost, in USD")
 
 
+@dataclass
 class _Run:
     """What the workers of a replay share."""
 
-    def __init__(
-        self,
-        states: Sequence[State],
-        teachers: Sequence[Teacher],
-        samples: int,
-        journal: Journal,
-        clients: dict[str, openai.AsyncOpenAI],
-        max_usd: float,
-        on_progress: Callable[[Summary], None],
-    ) -> None:
-        self.journal, self.clients, self.max_usd, self.on_progress = journal, clients, max_usd, on_progress
-        self.stopped_by: ConfigError | None = None
-        self.in_flight = list[float]()  # the most that each request can cost
-        self.has_ended = asyncio.Condition()  # notified when a request has ended
-        self.silent = dict.fromkeys(clients, 0)  # by teacher, requests in a row without any answer
-        wanted = _wanted(states, teachers, samples)
-        answered = journal.answered()
-        self.wanted = {row: task for row, task in wanted.items() if row not in answered}
-        self.summary = Summary(len(wanted), len(wanted) - len(self.wanted))
-        self.report()
-
-    def jobs(self) -> Iterator[_Job]:
-        """The requests to send, one state after the other: a small budget then answers whole states."""
-        for row, (state, teacher) in self.wanted.items():
-            if row[2] == SCORE:
-                bodies = logprobs.score_bodies(state, teacher)
-            else:
-                bodies = [asking.chat_body(state, teacher)]
-            yield _Job(row, teacher, bodies, sum(asking.most_usd(teacher, body) for body in bodies))
+    journal: Journal
+    clients: dict[str, openai.AsyncOpenAI]  # by teacher
+    max_usd: float
+    on_progress: Callable[[Summary], None]
+    summary: Summary
+    stopped_by: ConfigError | None = None
+    in_flight: list[float] = field(default_factory=list)  # the most that each request can cost
+    has_ended: asyncio.Condition = field(default_factory=asyncio.Condition)  # notified when a request has
+    silent: Counter[str] = field(default_factory=Counter)  # by teacher, requests in a row without any answer
 
     async def work(self, jobs: Iterator[_Job]) -> None:
         """Send requests, one at a time, until there are no more or the replay stops."""
@@ -183,55 +162,50 @@ class _Run:
         return is_sent
 
     async def ask(self, job: _Job) -> None:
-        """Send the requests of a job, and record the answer, or the reason why there is none."""
-        costs: list[float] = []
+        """Send a request, and record its answer or the reason why there is none."""
+        teacher = job.teacher
+        key = idempotency_key(job.row, self.journal.failed[job.row], job.body)
         try:
-            answers = [await self.post(job, body, costs) for body in job.bodies]
-            result = _result(job, answers)
+            text = await asking.post(self.clients[teacher.name], job.body, key)
         except openai.APIStatusError as error:
             reason = f"status {error.status_code}: {asking.shown(error.response.text)}"
-            self.fail(job, reason, costs)
+            self.fail(job, reason, usd=0.0)  # a refused request costs nothing
             if error.status_code in WRONG_ENTRY:
-                problem = f"{job.teacher.base_url} answers for the model {job.teacher.model!r} with {reason}"
-                self.stop(job.teacher, problem, "correct the key, the model or base_url in --teachers")
+                problem = f"{teacher.base_url} answers for the model {teacher.model!r} with {reason}"
+                self.stop(teacher, problem, "correct the key, the model or base_url in --teachers")
             elif error.status_code == 429 or error.status_code >= 500:
-                self.count_silence(job.teacher, reason)
-        except (asking.NoAnswer, openai.APIConnectionError) as error:
-            reason = str(error)
-            if isinstance(error, openai.APIConnectionError):
-                reason = f"no connection to {job.teacher.base_url} ({in_a_line(error.__cause__ or error)})"
-            self.fail(job, reason, costs)
-            self.count_silence(job.teacher, reason)
-        except Unusable as error:
-            self.fail(job, str(error), costs)
-        except ConfigError as error:
-            self.fail(job, error.problem, costs)
-            self.stopped_by = self.stopped_by or error
+                self.count_silence(teacher, reason)
+        except openai.APIConnectionError as error:
+            reason = f"no connection to {teacher.base_url} ({in_a_line(error.__cause__ or error)})"
+            self.fail(job, reason, usd=0.0)
+            self.count_silence(teacher, reason)
+        except asking.NoAnswer as error:
+            self.fail(job, str(error), usd=job.most_usd)
+            self.count_silence(teacher, str(error))
         else:
-            self.journal.add(job.row, usd=sum(costs), **result)
+            self.silent[teacher.name] = 0
+            self.record(job, text)
+
+    def record(self, job: _Job, text: str) -> None:
+        """Record an answer that has arrived, or why it cannot be used."""
+        usd, tokens = job.most_usd, dict[str, Any]()
+        try:
+            data = asking.read_answer(text)
+            if (usage := asking.read_usage(data)) is not None:
+                tokens = usage.model_dump()
+                usd = job.teacher.usd(**tokens)
+            elif usd > 0:
+                self.summary.without_usage += 1
+            reply = asking.read_reply(data)
+        except Unusable as error:
+            self.fail(job, str(error), usd=usd)
+        else:
+            self.journal.add(Answer(*job.row, usd, reply.message, reply.finish_reason, **tokens))
             self.summary.answered += 1
 
-    async def post(self, job: _Job, body: Body, costs: list[float]) -> dict[str, Any]:
-        """Send one request of a job, and put what counts as spent for it at the end of `costs`."""
-        costs.append(asking.most_usd(job.teacher, body))
-        key = idempotency_key(job.row, self.journal.failed[job.row], body)
-        try:
-            text = await asking.post(self.clients[job.teacher.name], body, key)
-        except (openai.APIStatusError, openai.APIConnectionError):
-            costs.pop()  # a refused request costs nothing
-            raise
-        self.silent[job.teacher.name] = 0
-        answer = asking.read_json(text)
-        usage = asking.read_usage(answer)
-        if usage is not None:
-            costs[-1] = job.teacher.usd(usage.prompt_tokens, usage.completion_tokens)
-        elif not job.teacher.is_free:
-            self.summary.without_usage += 1
-        return answer
-
-    def fail(self, job: _Job, reason: str, costs: Sequence[float]) -> None:
-        """Record why a request brought no answer."""
-        self.journal.add(job.row, usd=sum(costs), error=reason)
+    def fail(self, job: _Job, reason: str, *, usd: float) -> None:
+        """Record why a request brought no answer, and what it may have cost."""
+        self.journal.add(Failure(*job.row, usd, reason))
         self.summary.failed += 1
 
     def count_silence(self, teacher: Teacher, reason: str) -> None:
@@ -249,27 +223,3 @@ class _Run:
         """Call `on_progress`."""
         self.summary.spent_usd = self.journal.spent
         self.on_progress(replace(self.summary))
-
-
-def _result(job: _Job, answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the journal keeps of the answers; raises Unusable or ConfigError if they cannot be used."""
-    if job.row[2] == SCORE:
-        before, whole = answers
-        return {"score": logprobs.read_score(before, whole, job.teacher)}
-    reply, usage = asking.read_reply(answers[0]), asking.read_usage(answers[0])
-    tokens = usage.model_dump() if usage is not None else {}
-    return {"message": reply.message, "finish_reason": reply.finish_reason, **tokens}
-
-
-def _wanted(
-    states: Sequence[State], teachers: Sequence[Teacher], samples: int
-) -> dict[Row, tuple[State, Teacher]]:
-    """The rows that the journal should have. Traces that share a state share its answers."""
-    rows = dict[Row, tuple[State, Teacher]]()
-    for state in states:
-        for teacher in teachers:
-            for sample in range(samples):
-                rows.setdefault((state.id, teacher.name, sample), (state, teacher))
-            if teacher.logprobs is not None:
-                rows.setdefault((logprobs.scored_id(state), teacher.name, SCORE), (state, teacher))
-    return rows

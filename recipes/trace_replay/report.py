@@ -13,17 +13,11 @@ from composer_plugins.recipes.trace_replay.pairs import Pair
 
 PAIRS, CARD = "pairs.parquet", "README.md"
 
-FUNCTION = pa.struct([("name", pa.string()), ("arguments", pa.string())])
-CALL = pa.struct([("id", pa.string()), ("type", pa.string()), ("function", FUNCTION)])
-MESSAGE = pa.struct(
-    [
-        ("role", pa.string()),
-        ("content", pa.string()),
-        ("tool_calls", pa.list_(CALL)),
-        ("tool_call_id", pa.string()),
-    ]
-)
-MESSAGES, TEXT, NUMBER = pa.list_(MESSAGE), pa.string(), pa.int64()
+TEXT, NUMBER = pa.string(), pa.int64()
+FUNCTION = pa.struct({"name": TEXT, "arguments": TEXT})
+CALL = pa.struct({"id": TEXT, "type": TEXT, "function": FUNCTION})
+MESSAGE = {"role": TEXT, "content": TEXT, "tool_calls": pa.list_(CALL), "tool_call_id": TEXT}
+MESSAGES = pa.list_(pa.struct(MESSAGE))
 COLUMNS = {  # of the pairs: the type of each, and what it means
     "prompt": (MESSAGES, "the messages before the action"),
     "chosen": (MESSAGES, "one assistant message: what most teachers did, or what a better trace did"),

@@ -25,11 +25,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Answer a request."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        answer = self.server.serve(body, self.headers.get("Idempotency-Key", ""))
-        if answer is None:
-            self.close_connection = True
-            return
-        status, text = answer
+        status, text = self.server.serve(body, self.headers.get("Idempotency-Key", ""))
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))
@@ -62,8 +58,8 @@ class ScriptedTeachers(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
 
-    def serve(self, body: Body, key: str) -> tuple[int, bytes] | None:
-        """Status and body of the answer to a request; None closes the connection without an answer."""
+    def serve(self, body: Body, key: str) -> tuple[int, bytes]:
+        """Status and body of the answer to a request."""
         return 200, json.dumps(self.completion(body)).encode()
 
     def completion(self, body: Body) -> dict[str, Any]:
@@ -81,4 +77,4 @@ def rendered(body: Body) -> str:
     texts = [
         f"<{m['role']}>{m.get('content') or ''}{json.dumps(m.get('tool_calls'))}\n" for m in body["messages"]
     ]
-    return "".join(texts) + ("<assistant>" if body.get("add_generation_prompt", True) else "")
+    return "".join(texts) + "<assistant>"

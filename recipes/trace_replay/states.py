@@ -5,13 +5,27 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
 
 from composer_plugins.errors import ConfigError, DataError, in_a_line
 from composer_plugins.recipes.shared import replace_file
 
 Message = dict[str, Any]
 CUT_OFF = "length"  # the finish_reason of an answer that reached its limit of tokens
+
+
+class _Function(BaseModel):
+    name: Annotated[str, Field(min_length=1)]
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """What a tool call in a message has at least."""
+
+    id: str
+    function: _Function
 
 
 @dataclass(frozen=True)
@@ -31,24 +45,28 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
+def json_object(text: str) -> dict[str, Any] | None:
+    """The JSON object of a text; None if the text is something else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def state_id(messages: list[Message], tools: list[dict[str, Any]] | None) -> str:
     """The id of the state with these messages and tools."""
     return hashlib.sha256(canonical([messages, tools]).encode()).hexdigest()[:16]
 
 
-def write_states(states: Iterable[State], path: Path) -> None:
-    """Write the states, one in a line."""
-
-    def write(partial: Path) -> None:
-        with partial.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(vars(state), ensure_ascii=False) + "\n" for state in states)
-
-    replace_file(path, write)
-
-
 def write_text(path: Path, text: str) -> None:
     """Write a text file as `replace_file` does."""
     replace_file(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+
+
+def write_states(states: Iterable[State], path: Path) -> None:
+    """Write the states, one in a line."""
+    write_text(path, "".join(json.dumps(vars(state), ensure_ascii=False) + "\n" for state in states))
 
 
 def read_states(path: Path) -> list[State]:

@@ -1,22 +1,10 @@
-"""Teachers: models behind OpenAI-compatible endpoints, with their prices, from a YAML file.
-
-    teachers:
-    - name: qwen
-      model: Qwen/Qwen3-32B
-      base_url: http://localhost:8000/v1
-      usd_per_million_input: 0
-      usd_per_million_output: 0
-      max_tokens: 1024
-
-An entry may also have `api_key_env` (the environment variable that holds the key), `params` (what else the
-request has: temperature, top_p ...), `timeout` in seconds, `max_retries`, and `logprobs: prompt`. Models that
-do not accept `max_tokens` take `max_completion_tokens` in its place.
-"""
+"""Teachers: models behind OpenAI-compatible endpoints, with prices, from a YAML file as README.md has it."""
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
@@ -53,16 +41,10 @@ class Teacher(BaseModel):
     params: dict[str, JsonValue] = Field(default_factory=dict)
     timeout: float = Field(120.0, gt=0)  # seconds in which the endpoint sends nothing
     max_retries: int = Field(5, ge=0)
-    logprobs: Literal["prompt"] | None = None
 
     def limit(self) -> dict[str, int]:
         """The limit of an answer's tokens, under the name that the entry gives it."""
         return {name: value for name in LIMITS if (value := getattr(self, name)) is not None}
-
-    @property
-    def is_free(self) -> bool:
-        """Whether both prices are 0."""
-        return self.usd_per_million_input == self.usd_per_million_output == 0
 
     def usd(self, prompt_tokens: int, completion_tokens: int) -> float:
         """The price of a request."""
@@ -90,7 +72,7 @@ def load_teachers(path: Path) -> list[Teacher]:
     return teachers
 
 
-def check_teachers(teachers: list[Teacher]) -> None:
+def check_teachers(teachers: Sequence[Teacher]) -> None:
     """Raise ConfigError for no teacher, for two of one name, and for a key that is not set."""
     if not teachers:
         raise ConfigError("teachers", "the list is empty", "add at least one teacher")

@@ -16,11 +16,12 @@ import yaml
 
 from composer_plugins.recipes.trace_replay import __main__ as command
 from composer_plugins.recipes.trace_replay import demo
-from composer_plugins.recipes.trace_replay.journal import Journal
+from composer_plugins.recipes.trace_replay.journal import Answer, Journal
 from composer_plugins.recipes.trace_replay.states import read_states
 from parity_tests.rigs.scripted_faults import FaultyTeachers
 
 SESSION = demo.SESSION
+PLANTED = ("AKIAIOSFODNN7EXAMPLE", "correct-horse-battery-9")  # the secrets of the recorded session
 QUOTED = shlex.quote(str(SESSION))
 PROGRAM = [sys.executable, "-m", "composer_plugins.recipes.trace_replay"]
 STATES = f"states {QUOTED} --out run --tools {shlex.quote(str(demo.TOOLS))} --redact secrets"
@@ -83,12 +84,6 @@ def error(ran: Ran) -> str:
     return ran.err.removeprefix("error: ").strip()
 
 
-def answer(folder: Path, state: str, teacher: str, message: dict[str, Any]) -> None:
-    """Write an answer of a teacher into the journal."""
-    with Journal(folder / "answers.jsonl") as journal:
-        journal.add((state, teacher, 0), usd=0.0, message=message, finish_reason="stop")
-
-
 def test_the_steps_one_after_the_other(run: Run, folder: Path, server: FaultyTeachers) -> None:
     """And again: every step can be run a second time, and asks nothing twice."""
     for _ in range(2):
@@ -103,7 +98,7 @@ def test_the_steps_one_after_the_other(run: Run, folder: Path, server: FaultyTea
     assert {path.name for path in folder.iterdir()} == written
     run_json, states, card = ((folder / n).read_text() for n in ("run.json", "states.jsonl", "README.md"))
     assert json.loads(run_json)["redact"] == "secrets"
-    hidden = [*demo.PLANTED, str(folder.parent)]
+    hidden = [*PLANTED, str(folder.parent)]
     assert not any(text in run_json + states + card for text in hidden)
     for part in (
         "5 pairs, 5 by agreement",
@@ -118,12 +113,8 @@ def test_the_steps_one_after_the_other(run: Run, folder: Path, server: FaultyTea
 
 BOTH = "--out run --redact nothing"
 CANNOT_START = [
-    (
-        f"states {QUOTED} --out run",
-        "--redact: it is not decided whether secrets are replaced, and states are sent to teachers; "
-        "set --redact secrets, or --redact nothing",
-    ),
-    (f"states {QUOTED} --out run --redact some", "--redact: unknown choice 'some'; known: nothing"),
+    (f"states {QUOTED} --out run", "--redact: it is '', and states are sent to teachers, with or without"),
+    (f"states {QUOTED} --out run --redact some", "--redact: it is 'some', and states are sent to teachers"),
     (f"states {QUOTED} {BOTH} --tools gone.json", "--tools: gone.json cannot be read: FileNotFound"),
     (f"states {QUOTED} --redact nothing --out file", "--out: 'file' cannot be written"),
     (f"states {QUOTED} --redact nothing --out file/run", "--out: 'file/run' cannot be written (Not a dir"),
@@ -164,13 +155,14 @@ def test_what_a_run_wrote_is_no_log_of_the_next(run: Run, tmp_path: Path) -> Non
     for _ in range(2):
         assert run("states . --out run --redact nothing").out.startswith("11 states")
     text = (tmp_path / "run/states.jsonl").read_text()
-    assert all(secret in text for secret in demo.PLANTED)
+    assert all(secret in text for secret in PLANTED)
 
 
 def test_no_pair_is_said_and_is_status_1(run: Run, folder: Path) -> None:
     """The only teacher does in the first state what the trace did. Pairs of an earlier run stay."""
     first, *_ = read_states(folder / "states.jsonl")
-    answer(folder, first.id, "ada", first.observed)
+    with Journal(folder / "answers.jsonl") as journal:
+        journal.add(Answer(first.id, "ada", 0, 0.0, first.observed, "stop"))
     (folder / "pairs.parquet").write_text("of before")
     ran = run("pairs run")
     assert ran.code == 1 and ran.out.endswith("no pair was made, and run/pairs.parquet is not written\n")
@@ -202,7 +194,7 @@ def test_ctrl_c_keeps_the_answers_and_says_how_to_go_on(run: Run, folder: Path) 
     said = "interrupted: the answers that have arrived are kept; run the same command"
     assert out.decode().startswith(said)
     with Journal(folder / "answers.jsonl") as journal:
-        answered = len([*journal.answers()])
+        answered = len(journal.answers())
     assert len(server.billed) - 8 <= answered < 33  # so many are in flight
     with FaultyTeachers(demo.scripted_answer) as server:
         write_teachers(server.base_url)
@@ -212,7 +204,7 @@ def test_ctrl_c_keeps_the_answers_and_says_how_to_go_on(run: Run, folder: Path) 
 
 def test_a_budget_that_is_too_small_says_which_is_enough(run: Run, server: FaultyTeachers) -> None:
     ran = run(f"{REPLAY} 0.001")
-    assert ran.code == 1 and "requests that did not fit the budget: 33; set --max-usd " in ran.out
+    assert ran.code == 1 and "33 did not fit the budget" in ran.out
     enough = ran.out.partition("--max-usd ")[2].split()[0]
     assert not server.requests
     assert run(f"{REPLAY} {enough}").code == 0 and len(server.requests) == 33

@@ -5,45 +5,44 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.recipes.trace_replay.journal import SCORE, Answer, Journal, Score
+from composer_plugins.recipes.trace_replay.journal import Answer, Failure, Journal
 from parity_tests.rigs.paths import ROOT
 
 MESSAGE = {"role": "assistant", "content": "日本 \u2028"}
-ROW = ("s", "t", 0)
 
 
-def test_answers_scores_and_failures_are_read_as_written(tmp_path: Path) -> None:
-    score = {"token_ids": [1, 2], "logprobs": [0.0, -1.5], "start": 1}
+def answer(sample: int, usd: float = 0.0) -> Answer:
+    return Answer("s", "t", sample, usd, MESSAGE, "stop")
+
+
+def test_answers_and_failures_are_read_as_written(tmp_path: Path) -> None:
+    entries = [Failure("s", "t", 0, 0.5, "first"), answer(1, 0.25), answer(0, 0.25)]
+    entries += [Failure("s", "v", 0, 0.125, why) for why in ("why", "why again")]
     with Journal(tmp_path / "j") as journal:
-        journal.add(ROW, usd=0.5, error="first")
-        for sample in (1, 0):
-            journal.add(("s", "t", sample), usd=0.25, message=MESSAGE, finish_reason="stop")
-        journal.add(("s", "u", SCORE), usd=0.0, score=score)
-        for why in ("why", "why again"):
-            journal.add(("s", "v", 0), usd=0.125, error=why)
+        for entry in entries:
+            journal.add(entry)
         before = journal.spent
     with Journal(tmp_path / "j", create=False) as journal:
-        assert [*journal.answers()] == [Answer("s", "t", k, MESSAGE, "stop", 0.25) for k in (0, 1)]
-        assert [*journal.scores()] == [Score("s", "u", [1, 2], [0.0, -1.5], 1)]
-        assert journal.failures() == ["why again"] and journal.failed == {ROW: 1, ("s", "v", 0): 2}
-        assert journal.answered() == {ROW, ("s", "t", 1), ("s", "u", SCORE)}
-        assert journal.teachers() == ["t", "u", "v"]
+        assert journal.answers() == [answer(0, 0.25), answer(1, 0.25)]
+        assert journal.failures() == ["why again"]
+        assert journal.failed == {("s", "t", 0): 1, ("s", "v", 0): 2}
         assert journal.spent == before == 0.5 + 2 * 0.25 + 2 * 0.125
 
 
 def test_half_a_last_line_is_cut_off_and_said(tmp_path: Path) -> None:
     with Journal(tmp_path / "j") as journal:
         for sample in range(3):
-            journal.add(("s", "t", sample), usd=0.0, message=MESSAGE, finish_reason="stop")
+            journal.add(answer(sample))
     whole = (tmp_path / "j").read_bytes()
     (tmp_path / "j").write_bytes(whole[:-1])
     with Journal(tmp_path / "j") as journal:
-        assert journal.has_half_line and journal.answered() == {ROW, ("s", "t", 1)}
-        journal.add(("s", "t", 2), usd=0.0, message=MESSAGE, finish_reason="stop")
+        assert journal.has_half_line and journal.answers() == [answer(0), answer(1)]
+        journal.add(answer(2))
     assert (tmp_path / "j").read_bytes() == whole
     with Journal(tmp_path / "j") as journal:
         assert not journal.has_half_line
@@ -60,37 +59,29 @@ def test_a_second_process_is_an_error(tmp_path: Path) -> None:
     Journal(tmp_path / "j").__exit__()
 
 
-ANSWER = {"state": "s", "teacher": "t", "sample": 0, "usd": 0.0, "message": MESSAGE, "finish_reason": "stop"}
-SCORED = {"state": "s", "teacher": "t", "sample": SCORE, "usd": 0.0}
-TOKENS = {"token_ids": [1], "logprobs": [0.0], "start": 0}
-CALL = {"function": {"name": "Bash", "arguments": {}}}  # and should be JSON text
-WRONG = [
-    *(ANSWER | {"usd": usd} for usd in ("1", None, -1, float("nan"), float("inf"), 10**400)),
-    *(ANSWER | {"sample": sample} for sample in ("0", True, [0])),
-    *(
-        ANSWER | {"message": message}
-        for message in ("text", {"content": None}, MESSAGE | {"tool_calls": [CALL]})
-    ),
-    *({key: ANSWER[key] for key in ANSWER if key != missing} for missing in ANSWER),
-    *(
-        ANSWER | one
-        for one in ({"state": ["s"]}, {"teacher": None}, {"finish_reason": None}, {"error": "both"})
-    ),
-    *(SCORED | {"score": score} for score in (None, {}, TOKENS | {"start": "0"}, TOKENS | {"end": 1})),
-    SCORED | {"error": None},
-]
-LINES = ["what somebody wrote", "[]", '{"state": "s"}', "", "[" * 100_000, *map(json.dumps, WRONG)]
+ANSWER = vars(answer(0))
+CALL = {"id": "c", "function": {"name": "Bash", "arguments": {}}}  # and should be JSON text
+WRONG: dict[str, list[Any]] = {
+    "state": [["s"]],
+    "teacher": [None],
+    "sample": ["0", True, [0]],
+    "usd": ["1", None, -1, float("nan"), float("inf"), 10**400],
+    "message": ["text", {"content": None}, MESSAGE | {"tool_calls": [CALL]}],
+    "finish_reason": [None],
+    "error": ["both"],
+}
+LINES = ["what somebody wrote", "[]", '{"state": "s"}', "", "[" * 100_000]
+LINES += [json.dumps(ANSWER | {key: value}) for key, values in WRONG.items() for value in values]
 
 
 @pytest.mark.parametrize("line", LINES, ids=range(len(LINES)))
 def test_a_line_that_is_none_of_a_journal_is_an_error_that_names_it(tmp_path: Path, line: str) -> None:
     with Journal(tmp_path / "j") as journal:
-        journal.add(ROW, usd=0.0, message=MESSAGE, finish_reason="stop")
+        journal.add(answer(0))
     text = (tmp_path / "j").read_text() + f"{line}\nhalf"
     (tmp_path / "j").write_text(text)
-    with pytest.raises(
-        DataError, match="/j:2: the line is not one of a journal of this recipe; remove it, or"
-    ):
+    said = "/j:2: the line is not one of a journal of this recipe; remove it, or name another folder"
+    with pytest.raises(DataError, match=said):
         Journal(tmp_path / "j")
     assert (tmp_path / "j").read_text() == text
 
@@ -98,17 +89,17 @@ def test_a_line_that_is_none_of_a_journal_is_an_error_that_names_it(tmp_path: Pa
 def test_nothing_of_a_line_that_cannot_be_written_stays(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Journal(tmp_path / "j") as journal:
-        journal.add(ROW, usd=0.5, error="first")
+        journal.add(Failure("s", "t", 0, 0.5, "first"))
         size = (tmp_path / "j").stat().st_size
         for room in (0, 30):
             resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, hard))
             try:
                 with pytest.raises(ConfigError, match="cannot be written"):
-                    journal.add(("lost", "t", 0), usd=0.25, error="second")
+                    journal.add(Failure("lost", "t", 0, 0.25, "second"))
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             assert (tmp_path / "j").stat().st_size == size
-        journal.add(("s", "t", 1), usd=0.5, error="third")
+        journal.add(Failure("s", "t", 1, 0.5, "third"))
         assert journal.spent == 1.0
     with Journal(tmp_path / "j") as journal:
         assert not journal.has_half_line and journal.failures() == ["first", "third"]

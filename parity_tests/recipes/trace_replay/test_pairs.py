@@ -40,7 +40,7 @@ def state(observed: Message, outcome: float | None = None, source: str = "f:1") 
 
 
 def answer(teacher: str, message: Message, sample: int = 0, finish: str = "stop") -> Answer:
-    return Answer(state_id(ASKED, TOOLS), teacher, sample, message, finish, 0.0)
+    return Answer(state_id(ASKED, TOOLS), teacher, sample, 0.0, message, finish)
 
 
 def answers(*messages: Message) -> list[Answer]:
@@ -127,8 +127,7 @@ def test_a_teacher_has_one_vote_for_what_it_did_most_often() -> None:
 
 
 DROPPED = [
-    (bash("ls"), "length", "it was cut at the limit of tokens"),
-    (bash("ls"), "content_filter", "it ended with finish_reason content_filter"),
+    (bash("ls"), "length", "it ended with finish_reason length"),
     (calls(("Write", "{}")), "stop", "it calls a tool that the state does not have"),
 ]
 
@@ -159,7 +158,7 @@ def test_a_text_agrees_with_nothing() -> None:
 
 
 def test_an_answer_to_another_state_is_counted() -> None:
-    other = Answer("0" * 16, "t", 0, LS, "stop", 0.0)
+    other = Answer("0" * 16, "t", 0, 0.0, LS, "stop")
     assert make_pairs([state(CAT)], [other])[1].answers == {"to a state that is not in states.jsonl": 1}
 
 

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from composer_plugins.errors import ConfigError
-from composer_plugins.recipes.trace_replay import teachers
 from composer_plugins.recipes.trace_replay.teachers import load_teachers
+from parity_tests.rigs.paths import ROOT
 
 ENTRY = {
     "name": "qwen",
@@ -34,19 +34,22 @@ def refusal(path: Path) -> str:
 
 def test_a_file_of_teachers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_KEY", " abc\n")
-    second = {"name": "b", "api_key_env": "THE_KEY", "params": {"temperature": 0.7}, "logprobs": "prompt"}
+    second = {"name": "b", "api_key_env": "THE_KEY", "params": {"temperature": 0.7}}
     second |= {"max_tokens": None, "max_completion_tokens": 7}
     first, other = load_teachers(written(tmp_path, ENTRY, ENTRY | second))
-    assert (first.usd(1_000_000, 2_000_000), first.is_free) == (1.0, False)
+    assert first.usd(1_000_000, 2_000_000) == 1.0
     assert first.limit() == {"max_tokens": 100}
     assert (other.api_key(), other.limit()) == ("abc", {"max_completion_tokens": 7})
     assert first.api_key() and "abc" not in repr(other)
 
 
-def test_the_example_in_the_documentation_is_accepted(tmp_path: Path) -> None:
+def test_the_example_in_the_readme_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXAMPLE_API_KEY", "abc")
     path = tmp_path / "teachers.yaml"
-    path.write_text((teachers.__doc__ or "").split("\n\n")[1])
-    assert load_teachers(path)[0].is_free
+    _, example = (ROOT / "recipes/trace_replay/README.md").read_text().split("```yaml\n")
+    path.write_text(example.partition("```")[0])
+    local, other = load_teachers(path)
+    assert local.usd(1, 1) == 0 and other.params == {"temperature": 0.7}
 
 
 PRICE, OUTPUT = "usd_per_million_input", "usd_per_million_output"
@@ -59,7 +62,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"modle": "x"}, "modle: unknown option 'modle'; did you mean 'model'?"),
     ({"base_url": "localhost:8000"}, "base_url: it is 'localhost:8000'; "),
     ({"timeout": 0}, "timeout: it is 0; set a number greater than 0"),
-    ({"logprobs": "all"}, "logprobs: unknown value 'all'; known: prompt"),
     ({"params": {"n": 4}}, "params.n: the recipe writes this key of a request itself; remove it"),
 ]
 

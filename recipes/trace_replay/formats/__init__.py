@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from composer_plugins.errors import ComposerError, ConfigError, DataError, in_a_line
 from composer_plugins.recipes.trace_replay.formats import claude_code, openai_chat
@@ -40,7 +41,7 @@ def read_logs(files: Sequence[tuple[Path, str]], tools: Tools | None, tally: Tal
     for path, label in files:
         own = Tally()
         try:
-            found = list(_read(path, label, tools, own))
+            found = _read(path, label, tools, own)
         except ComposerError as error:
             errors.append(error)
             if len(errors) == len(files):
@@ -52,13 +53,13 @@ def read_logs(files: Sequence[tuple[Path, str]], tools: Tools | None, tally: Tal
         yield from found
 
 
-def _read(path: Path, label: str, tools: Tools | None, tally: Tally) -> Iterator[Acted]:
+def _read(path: Path, label: str, tools: Tools | None, tally: Tally) -> list[Acted]:
     try:
-        reader = _reader_of(path, label)
-        if reader is None:
+        first = next(json_lines(path, label, Tally()), None)
+        if first is None:
             tally.lines["file without a line"] += 1
-        else:
-            yield from reader.read(path, label, tools, tally)
+            return []
+        return list(_reader_of(*first).read(path, label, tools, tally))
     except OSError as error:
         raise ConfigError(label, f"it cannot be read: {in_a_line(error)}", "name a readable file") from None
     except ComposerError:
@@ -68,15 +69,13 @@ def _read(path: Path, label: str, tools: Tools | None, tally: Tally) -> Iterator
         raise DataError(label, problem, "repair the log, or leave it out") from error
 
 
-def _reader_of(path: Path, label: str) -> ModuleType | None:
-    """The reader of a file by its first line; None if it is empty."""
-    for where, row in json_lines(path, label, Tally()):
-        for reader in READERS:
-            if reader.recognises(row):
-                return reader
-        problem = f"the line is of no known format, its fields are {', '.join(sorted(row)) or 'none'}"
-        raise DataError(where, problem, "give logs of Claude Code, or of OpenAI chat")
-    return None
+def _reader_of(where: str, row: dict[str, Any]) -> ModuleType:
+    """The reader of a file by its first line."""
+    for reader in READERS:
+        if reader.recognises(row):
+            return reader
+    problem = f"the line is of no known format, its fields are {', '.join(sorted(row)) or 'none'}"
+    raise DataError(where, problem, "give logs of Claude Code, or of OpenAI chat")
 
 
 def read_tools(path: Path) -> Tools:

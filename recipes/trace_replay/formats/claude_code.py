@@ -13,7 +13,7 @@ The system prompt, the tools, and what Claude Code adds to requests are not in t
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -51,13 +51,34 @@ class Line:
     kind: str
     row: dict[str, Any]
 
-    @property
+    @cached_property
     def blocks(self) -> list[dict[str, Any]]:
         """The content blocks of the line's message."""
         content = expected(self.where, self.row.get("message"), dict, "message").get("content")
         content = [content] if isinstance(content, str) else content
         blocks = as_blocks(expected(self.where, content, list, "content of the message"))
         return [expected(self.where, one, dict, "a content block") for one in blocks]
+
+    @cached_property
+    def results(self) -> dict[str, Converted]:
+        """The results of tool calls in a user line, by the id of the call."""
+        results = dict[str, Converted]()
+        for block in self.blocks:
+            if block.get("type") == "tool_result":
+                call_id = expected(self.where, block.get("tool_use_id"), str, "tool_use_id")
+                results.setdefault(call_id, _result(self.where, call_id, block))
+        return results
+
+    @cached_property
+    def said(self) -> list[Converted]:
+        """What a user line says beside results, as one message or none."""
+        others = [block for block in self.blocks if block.get("type") != "tool_result"]
+        texts, lost = texts_of(self.where, others)
+        return [Converted({"role": "user", "content": "\n\n".join(texts)}, lost)] if others else []
+
+    def messages(self, calls: Container[str]) -> list[Converted]:
+        """A user line as messages, without the results of `calls`, which follow their response."""
+        return [result for call_id, result in self.results.items() if call_id not in calls] + self.said
 
 
 @dataclass
@@ -113,9 +134,7 @@ class Session:
         self.lines: dict[str, Line] = {}
         self.responses: dict[str, Response] = {}  # by message.id, in the order of their first lines
         self.response_of: dict[str, Response] = {}  # by the uuid of each of their lines
-        self.owners: dict[str, list[Response]] = defaultdict(list)  # by the id of each of their calls
-        self.results: dict[str, list[tuple[Line, Converted]]] = defaultdict(list)  # by the id of the call
-        self.said: dict[str, tuple[list[Converted], list[Converted]]] = {}  # by uuid: see _said
+        self.results: dict[str, list[Line]] = defaultdict(list)  # by the id of the call
         self.moved: list[tuple[int, str, str]] = []  # from this line on, this uuid has this parent
         for where, row in rows:
             self._add(where, row, tally)
@@ -144,10 +163,8 @@ class Session:
         elif kind == "assistant":
             self._add_response_line(line, tally)
         elif kind == "user":
-            for block in line.blocks:
-                if block.get("type") == "tool_result":
-                    call_id = expected(where, block.get("tool_use_id"), str, "tool_use_id")
-                    self.results[call_id].append((line, _result(where, call_id, block)))
+            for call_id in line.results:
+                self.results[call_id].append(line)
 
     def _add_boundary(self, line: Line) -> None:
         """Note which messages a compact boundary kept, and below what."""
@@ -175,7 +192,6 @@ class Session:
             elif kind == "tool_use":
                 call_id = expected(line.where, block.get("id"), str, "id of a tool_use block")
                 name = expected(line.where, block.get("name"), str, "name of a tool_use block")
-                self.owners[call_id].append(response)
                 response.calls[call_id] = tool_call(call_id, name, json_text(block.get("input") or {}))
             elif kind in ("thinking", "redacted_thinking"):
                 tally.lines["thinking block (left out of the states)"] += 1
@@ -204,61 +220,35 @@ class Session:
     def messages(self, chain: list[Line], now: int) -> list[Converted]:
         """The lines of a chain as messages: all calls of each response, and the results before line `now`."""
         found, gathered, on_chain = list[Converted](), set[str](), {line.uuid for line in chain}
+        responses = [self.response_of[line.uuid] for line in chain if line.uuid in self.response_of]
+        calls = {call_id for response in responses for call_id in response.calls}
         for line in chain:
-            if line.kind == "assistant" and (response := self.response_of.get(line.uuid)) is not None:
+            if (response := self.response_of.get(line.uuid)) is not None:
                 if response.key not in gathered:
                     gathered.add(response.key)
-                    found += self._turn(response, on_chain, now)
+                    found += self._turn(response, calls, on_chain, now)
             elif line.kind == "user" and (
                 # A hidden line (isMeta) is part of a request, and a note of the display is not.
                 line.row.get("isCompactSummary") or not line.row.get("isVisibleInTranscriptOnly")
             ):
-                found += self._user_messages(line, on_chain)
+                found += line.messages(calls)
         return found
 
-    def _turn(self, response: Response, on_chain: set[str], now: int) -> list[Converted]:
+    def _turn(self, response: Response, calls: set[str], on_chain: set[str], now: int) -> list[Converted]:
         """A response and the results of its calls; a response of thinking alone leaves nothing behind."""
         converted = response.converted
         if not converted.lost and not converted.message["content"] and not response.calls:
             return []
-        found, beside = [converted], list[Line]()
+        found, beside = [converted], dict[str, Line]()
         for call_id in response.calls:
             first = response.lines[0].number  # an id may be that of another call too
-            results = [one for one in self.results[call_id] if first < one[0].number < now]
-            chosen = next((one for one in results if one[0].uuid in on_chain), next(iter(results), None))
-            if chosen is not None:
-                found.append(chosen[1])
-                if chosen[0].uuid not in on_chain and chosen[0] not in beside:
-                    beside.append(chosen[0])
-        return found + [one for line in beside for one in self._user_messages(line, on_chain)]
-
-    def _user_messages(self, line: Line, on_chain: set[str]) -> list[Converted]:
-        """What a user line says beside the results of tool calls, which `_turn` has placed."""
-        if line.uuid not in self.said:
-            self.said[line.uuid] = _said(line)
-        said, results = self.said[line.uuid]
-        return [
-            result
-            for result in results
-            if not any(
-                one.uuid in on_chain
-                for owner in self.owners[result.message["tool_call_id"]]
-                for one in owner.lines
-            )
-        ] + said
-
-
-def _said(line: Line) -> tuple[list[Converted], list[Converted]]:
-    """What a user line says, as one message or none, and the results of tool calls in it."""
-    results, others = [], []
-    for block in line.blocks:
-        if block.get("type") == "tool_result":
-            results.append(_result(line.where, block["tool_use_id"], block))
-        else:
-            others.append(block)
-    texts, lost = texts_of(line.where, others)
-    said = [Converted({"role": "user", "content": "\n\n".join(texts)}, lost)] if others else []
-    return said, results
+            results = [line for line in self.results[call_id] if first < line.number < now]
+            if results:
+                line = next((one for one in results if one.uuid in on_chain), results[0])
+                found.append(line.results[call_id])
+                if line.uuid not in on_chain:
+                    beside[line.uuid] = line
+        return found + [one for line in beside.values() for one in line.messages(calls)]
 
 
 def _result(where: str, call_id: str, block: dict[str, Any]) -> Converted:

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,18 +63,7 @@ def json_lines(path: Path, label: str, tally: Tally) -> Iterator[tuple[str, dict
                 return
             raise wrong_line(where, f"the line is not JSON: {in_a_line(error)}") from None
         expected(where, row, dict, "the line")
-        yield where, (mapped(row, without_lone_surrogates) if b"\\ud" in raw.lower() else row)
-
-
-def mapped(value: Any, function: Callable[[str], str]) -> Any:
-    """A JSON value with `function` applied to each of its strings, except the names of fields."""
-    if isinstance(value, str):
-        return function(value)
-    if isinstance(value, list):
-        return [mapped(one, function) for one in value]
-    if isinstance(value, dict):
-        return {key: mapped(one, function) for key, one in value.items()}
-    return value
+        yield where, (json.loads(without_lone_surrogates(json_text(row))) if b"\\ud" in raw.lower() else row)
 
 
 def without_lone_surrogates(text: str) -> str:

@@ -8,7 +8,7 @@
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,19 +49,18 @@ def read(path: Path, label: str, tools: Tools | None, tally: Tally) -> Iterator[
         own, outcome = function_tools(where, request.get("tools")) or tools, _reward(where, row)
         raw = expected(where, request.get("messages"), list, "messages")
         messages = [_message(where, one, tally) for one in raw]
-        steps: Iterable[tuple[int, Any, bool]]
         if "response" in row:
-            steps = _choices(where, row["response"], len(messages), tally)
+            steps = [(messages, *choice) for choice in _choices(where, row["response"], tally)]
         else:
-            steps = [(i, None, False) for i, one in enumerate(messages) if one.message["role"] == "assistant"]
-        for step, (i, choice, is_cut) in enumerate(steps):
-            observed = messages[i] if choice is None else _message(where, choice, tally)
+            said = [i for i, one in enumerate(messages) if one.message["role"] == "assistant"]
+            steps = [(messages[:i], messages[i], False) for i in said]
+        for step, (before, observed, is_cut) in enumerate(steps):
             key = f"{path}:{number}/{step}"
-            yield from actions(messages[:i], observed, own, where, outcome, key, tally, is_cut=is_cut)
+            yield from actions(before, observed, own, where, outcome, key, tally, is_cut=is_cut)
 
 
-def _choices(where: str, response: Any, i: int, tally: Tally) -> Iterator[tuple[int, Any, bool]]:
-    """The choices of a response to `i` messages, with `i` and whether each was cut at the length limit."""
+def _choices(where: str, response: Any, tally: Tally) -> Iterator[tuple[Converted, bool]]:
+    """The choices of a response, and whether each was cut at the length limit."""
     if response is None or (isinstance(response, dict) and response.get("error")):
         tally.lines["request that failed"] += 1
         return
@@ -69,7 +68,7 @@ def _choices(where: str, response: Any, i: int, tally: Tally) -> Iterator[tuple[
     for choice in expected(where, choices, list, "choices of the response"):
         message = expected(where, choice, dict, "a choice").get("message")
         message = {"role": "assistant", **expected(where, message, dict, "message of a choice")}
-        yield i, message, choice.get("finish_reason") == CUT_OFF
+        yield _message(where, message, tally), choice.get("finish_reason") == CUT_OFF
 
 
 def _message(where: str, raw: Any, tally: Tally) -> Converted:
