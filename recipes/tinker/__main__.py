@@ -10,13 +10,9 @@ import typer
 from rich.console import Console
 
 from composer_plugins.errors import ConfigError, unknown
-from composer_plugins.recipes.shared import run_command
+from composer_plugins.recipes.shared import HELP_OPTIONS, run_command
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings=HELP_OPTIONS)
 CHANNELS = ("rl", "hint", "replay")
 
 
