@@ -37,9 +37,18 @@ class Settings:
         ComposerConfig.parse({"policy": self.policy, "hint_teacher": self.teacher}, framework_loss="trl")
 
 
+def parse_run(text: str) -> Channels:
+    """``"hint+rl"`` as channels, in CHANNELS' order."""
+    names = [name.strip().lower() for name in text.split("+")]
+    for name in names:
+        if name not in CHANNELS:
+            raise unknown("--channels", name, CHANNELS, noun="channel")
+    return tuple(channel for channel in CHANNELS if channel in names)
+
+
 def parse_runs(texts: Iterable[str]) -> list[Channels]:
-    """``["rl,rl+hint", "replay"]`` as channels, in CHANNELS' order; a run named twice is run once."""
-    runs = [_channels(text) for item in texts for text in item.split(",")]
+    """``["rl,rl+hint", "replay"]`` as channels; a run named twice is run once."""
+    runs = [parse_run(text) for item in texts for text in item.split(",")]
     return list(dict.fromkeys(runs))
 
 
@@ -60,11 +69,3 @@ def key_of(channels: Channels) -> str:
 def title_of(channels: Channels) -> str:
     """The way a run is named to a reader."""
     return " + ".join("RL" if channel == "rl" else channel for channel in channels)
-
-
-def _channels(text: str) -> Channels:
-    names = [name.strip().lower() for name in text.split("+")]
-    for name in names:
-        if name not in CHANNELS:
-            raise unknown("--channels", name, CHANNELS, noun="channel")
-    return tuple(channel for channel in CHANNELS if channel in names)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from composer_plugins.columns import CHOSEN, HINT, REJECTED
-from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.codebook import options
 from composer_plugins.recipes.codebook.options import Channels
 from composer_plugins.recipes.shared import HELP_OPTIONS, run_command
@@ -51,9 +50,7 @@ def main(
     ),
 ) -> None:
     """Train SmolLM2 in verl's main_ppo with each channel on or off, and print what verl logged."""
-    chosen, *others = options.parse_runs([channels])
-    if others:
-        raise ConfigError("--channels", f"{channels!r} names several runs", "name one: --channels rl+hint")
+    chosen = options.parse_run(channels)
     os.environ.update(TOKENIZERS_PARALLELISM="false")
     title = f"SmolLM2 in verl's main_ppo: {options.title_of(chosen)}"
     raise typer.Exit(
