@@ -52,10 +52,10 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "run_demo", lambda *_: None)
 
 
-def test_results_hold_every_run_and_the_definitions(demo: Demo) -> None:
+def test_results_hold_every_run(demo: Demo) -> None:
     results = json.loads(text := (demo[0] / "results.json").read_text())
     assert str(demo[0]) not in text
-    assert list(results) == ["task", "settings", "versions", "definitions", "runs", "timing"]
+    assert list(results) == ["settings", "versions", "runs", "timing"]
     assert results["settings"]["steps"] == STEPS
     assert [run["channels"] for run in results["runs"]] == CHANNELS
     for run in results["runs"]:
