@@ -278,8 +278,8 @@ def recipes(session: nox.Session) -> None:
     if unknown := set(chosen) - set(RECIPES):
         session.error(f"{unknown.pop()!r} is not one of the recipes {', '.join(RECIPES)}")
     chosen = chosen or list(RECIPES)
-    needed = ("-e", ".[test,trace-replay,openenv,diloco,monarch]", "verifiers")
-    install(session, *needed, constraints="constraints-recipes.txt")
+    extras = ".[test,trace-replay,openenv,diloco,monarch]"
+    install(session, "-e", extras, constraints="constraints-recipes.txt")
     for name in chosen:
         session.run("python", "-m", f"composer_plugins.recipes.{name}", *RECIPES[name])
     session.run("python", "-m", "pytest", *(f"parity_tests/recipes/{name}" for name in chosen), *args)

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from composer_plugins.errors import ComposerError, ConfigError, writing
 
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}  # the context_settings of a command line
 INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended: 128 + SIGINT
 
 

@@ -29,7 +29,6 @@ def demo(
         str, typer.Option(help="Policy loss: trl (TRL's own), or one of ours: grpo, gspo, cispo ...")
     ] = "trl",
     out: Annotated[Path, typer.Option(help="Folder for results.json and curves.png.")] = Path("demo_out"),
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads; this model is fastest with one.")] = 1,
 ) -> None:
     """Train a tiny model with verifiable reward, hints and replayed preferences, each on and off.
 
@@ -37,11 +36,11 @@ def demo(
     --channels and --seeds take a list with commas, or may be repeated.
     """
     from composer_plugins.recipes.codebook import options
-    from composer_plugins.recipes.shared import INTERRUPTED, check_installed
+    from composer_plugins.recipes.shared import INTERRUPTED, check_installed, make_folder
 
     channel_sets, seed_list = options.parse_runs(channels), options.parse_seeds(seeds)
-    settings = options.Settings(steps=steps, teacher=teacher, policy=policy, threads=threads)
-    options.make_folder(out)
+    settings = options.Settings(steps=steps, teacher=teacher, policy=policy)
+    make_folder("--out", out)
     check_installed("demo", DEMO_NEEDS, "demo")
 
     console = Console(highlight=False, markup=False, emoji=False)  # a folder may be named [x] or :x:

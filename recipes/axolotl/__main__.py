@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import torch
 from datasets import Dataset
 
 from composer_plugins.recipes.codebook.run import make_start
@@ -13,7 +12,6 @@ ROWS = "rows.jsonl"
 
 def main() -> None:
     """Write the model of the codebook task, its tokenizer, and its rows."""
-    torch.set_num_threads(1)  # the model is too small for more
     start = make_start(seed=0)
     start.model.save_pretrained(FOLDER)
     start.tokenizer.save_pretrained(FOLDER)

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from composer_plugins.recipes.codebook.curves import draw_curves
@@ -18,15 +17,15 @@ def run_demo(
 ) -> None:
     """Run each set of channels with each seed; after every run, both files contain all runs so far.
 
-    On Ctrl-C it prints what is kept, and raises KeyboardInterrupt again.
+    Those that have finished are kept, and printed, if Ctrl-C or an error ends the command.
     """
-    torch.set_num_threads(settings.threads)
     plan = [(channels, seed) for seed in seeds for channels in channel_sets]
+    with quiet_libraries():
+        for channels, seed in plan:  # an error of the config comes before the first run
+            trainer_config(channels, seed, settings, output_dir=str(folder))
     runs: list[Run] = []
     try:
         with quiet_libraries(), Progress(plan, settings.steps, console) as progress:
-            for channels, seed in plan:  # an error of the config comes before the first run
-                trainer_config(channels, seed, settings, output_dir=str(folder))
             start = None
             for index, (channels, seed) in enumerate(plan):
                 if start is None or start.seed != seed:
@@ -35,20 +34,13 @@ def run_demo(
                 progress.start(index)
                 runs.append(train(channels, start, settings, progress.step))
                 save(runs, settings, folder)
-    except KeyboardInterrupt:
-        if not runs:
-            console.print("interrupted before the first run had finished: nothing was written")
-            raise
-        save(runs, settings, folder)  # once more: the last of them may have finished and not been saved
-        console.print(results_table(runs, draws_bars=not console.options.ascii_only))
-        console.print(
-            f"interrupted: {folder / RESULTS_FILE} and {folder / CURVES_FILE} contain "
-            f"the {len(runs)} of {len(plan)} runs that had finished",
-            soft_wrap=True,
-        )
-        raise
-    console.print(results_table(runs, draws_bars=not console.options.ascii_only))
-    console.print(f"wrote {folder / RESULTS_FILE} and {folder / CURVES_FILE}", soft_wrap=True)
+    finally:
+        if runs:
+            save(runs, settings, folder)  # once more: the last of them may not have been saved
+            console.print(results_table(runs, draws_bars=not console.options.ascii_only))
+            console.print(f"wrote {folder / RESULTS_FILE} and {folder / CURVES_FILE}", soft_wrap=True)
+        if len(runs) < len(plan):
+            console.print(f"interrupted: {len(runs)} of {len(plan)} runs had finished")
 
 
 def save(runs: list[Run], settings: Settings, folder: Path) -> None:

@@ -5,14 +5,12 @@ Importing this module loads no torch.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError, unknown
-from composer_plugins.recipes import shared
 
 CHANNELS = ("rl", "hint", "replay")
-FILES = RESULTS_FILE, CURVES_FILE = "results.json", "curves.png"
+RESULTS_FILE, CURVES_FILE = "results.json", "curves.png"
 
 Channels = tuple[str, ...]
 
@@ -24,7 +22,6 @@ class Settings:
     steps: int = 250
     teacher: str = "base"
     policy: str = "trl"
-    threads: int = 1
 
     learning_rate: float = 1e-3
     batch_size: int = 64
@@ -40,9 +37,18 @@ class Settings:
         ComposerConfig.parse({"policy": self.policy, "hint_teacher": self.teacher}, framework_loss="trl")
 
 
+def parse_run(text: str) -> Channels:
+    """``"hint+rl"`` as channels, in CHANNELS' order."""
+    names = [name.strip().lower() for name in text.split("+")]
+    for name in names:
+        if name not in CHANNELS:
+            raise unknown("--channels", name, CHANNELS, noun="channel")
+    return tuple(channel for channel in CHANNELS if channel in names)
+
+
 def parse_runs(texts: Iterable[str]) -> list[Channels]:
-    """``["rl,rl+hint", "replay"]`` as channels, in CHANNELS' order; a run named twice is run once."""
-    runs = [_channels(text) for item in texts for text in item.split(",")]
+    """``["rl,rl+hint", "replay"]`` as channels; a run named twice is run once."""
+    runs = [parse_run(text) for item in texts for text in item.split(",")]
     return list(dict.fromkeys(runs))
 
 
@@ -63,19 +69,3 @@ def key_of(channels: Channels) -> str:
 def title_of(channels: Channels) -> str:
     """The way a run is named to a reader."""
     return " + ".join("RL" if channel == "rl" else channel for channel in channels)
-
-
-def make_folder(folder: Path) -> None:
-    """Create `folder`; raise ConfigError unless FILES can be written to it, before anything has run."""
-    shared.make_folder("--out", folder)
-    for name in FILES:
-        if (folder / name).is_dir():
-            raise ConfigError("--out", f"{name} in {folder} is a folder, not a file", "name another folder")
-
-
-def _channels(text: str) -> Channels:
-    names = [name.strip().lower() for name in text.split("+")]
-    for name in names:
-        if name not in CHANNELS:
-            raise unknown("--channels", name, CHANNELS, noun="channel")
-    return tuple(channel for channel in CHANNELS if channel in names)

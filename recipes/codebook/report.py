@@ -15,41 +15,22 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 import composer_plugins
-from composer_plugins.recipes.codebook import task
 from composer_plugins.recipes.codebook.options import RESULTS_FILE, Settings, key_of, title_of
-from composer_plugins.recipes.codebook.run import FINAL_STEPS, Run
+from composer_plugins.recipes.codebook.run import Run
 from composer_plugins.recipes.shared import replace_file
 
 BARS, CURVE_WIDTH = "▁▂▃▄▅▆▇█", 14
 
 NUMBERS = ("start_reward", "final_reward", "greedy_before", "greedy_after")  # of a run
-DEFINITIONS = {
-    "rewards": "for each step the fraction of right digits, a mean over the step's completions, which are "
-    "sampled at temperature 1 without a hint",
-    "start_reward": "the reward of the first step, whose completions are sampled before the first update",
-    "final_reward": f"the mean reward of the last {FINAL_STEPS} steps",
-    "greedy": "the same score of the most likely answer to each of the prompts, without a hint",
-    "timing": "seconds; the only part that differs between two runs of one command on one machine",
-}
 
 
 def results(runs: Sequence[Run], settings: Settings) -> dict[str, Any]:
     """The content of results.json. It has no paths, dates or names of machines; times are under "timing"."""
     return {
-        "task": {
-            "name": "codebook",
-            "prompts": len(task.KEYS),
-            "answer_length": task.ANSWER_LENGTH,
-            "teacher_skills": list(task.TEACHER_SKILLS),
-        },
         "settings": asdict(settings),
         "versions": {
-            "composer_plugins": composer_plugins.__version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "trl": trl.__version__,
+            package.__name__: package.__version__ for package in (composer_plugins, torch, transformers, trl)
         },
-        "definitions": DEFINITIONS,
         "runs": [
             {
                 "channels": key_of(run.channels),

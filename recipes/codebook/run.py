@@ -53,7 +53,8 @@ class Run:
 
 
 def make_start(seed: int) -> Start:
-    """Draw a codebook, make a model and warm it up."""
+    """Draw a codebook, make a model and warm it up. The model is too small for more than one thread."""
+    torch.set_num_threads(1)
     torch.manual_seed(seed)
     tokenizer = task.make_tokenizer()
     model = tiny_model.make_model(tokenizer, positions=64)

@@ -1,10 +1,8 @@
 """`python -m composer_plugins.recipes.diloco`: all replicas on this machine, or one of them."""
 
-import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -12,16 +10,11 @@ import typer
 from rich.console import Console
 
 from composer_plugins.errors import ConfigError
-from composer_plugins.recipes.diloco import Replica
-from composer_plugins.recipes.diloco.launching import run_replicas
+from composer_plugins.recipes.diloco.launching import Replica, lighthouse_on_this_machine, run_replicas
 from composer_plugins.recipes.diloco.object_store import ObjectStore
-from composer_plugins.recipes.shared import run_command
+from composer_plugins.recipes.shared import HELP_OPTIONS, run_command
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings=HELP_OPTIONS)
 
 
 @app.command()
@@ -66,7 +59,7 @@ def main(
 def run_demo(options: Replica) -> bool:
     """Train all replicas on this machine; return whether their weights were equal after every round."""
     console, expected = Console(highlight=False, soft_wrap=True), options.steps // options.sync_every
-    weights = defaultdict[int, dict[int, str]](dict)  # by round and replica
+    weights = defaultdict[int, list[str]](list)  # after each round
     transport = f"objects in {options.store}" if options.store else "torchft"
     console.print(
         f"{options.replicas} replicas train {options.steps} steps each and synchronise every "
@@ -76,7 +69,7 @@ def run_demo(options: Replica) -> bool:
     def report(line: dict[str, Any]) -> None:
         console.print("   ".join(f"{key} {value}" for key, value in line.items()))
         if "round" in line:
-            weights[line["round"]][line["replica"]] = line["weights"]
+            weights[line["round"]].append(line["weights"])
 
     with ExitStack() as stack:
         if not options.store and not options.lighthouse:
@@ -88,27 +81,15 @@ def run_demo(options: Replica) -> bool:
         "if the replicas synchronised at every step"
     )
     failed = [str(number) for number, status in enumerate(statuses) if status]
-    equal = [len(one) == options.replicas and len(set(one.values())) == 1 for one in weights.values()]
+    equal = [one == one[:1] * options.replicas for one in weights.values()]
     if failed:
         console.print(f"FAILED: replica {', '.join(failed)} ended with an error")
     elif equal != [True] * expected:
         console.print("FAILED: the weights of all replicas were not equal after every round")
     else:
         console.print(f"the weights of all replicas were equal after each of the {expected} rounds")
-    return not failed and equal == [True] * expected
-
-
-@contextmanager
-def lighthouse_on_this_machine() -> Iterator[str]:
-    """Start torchft's lighthouse on a free port; yield its address."""
-    os.environ.setdefault("RUST_LOG", "error")  # read when torchft is imported; else it logs every quorum
-    from torchft.coordination import LighthouseServer
-
-    server = LighthouseServer(bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=30_000)
-    try:
-        yield "http://127.0.0.1:" + server.address().rsplit(":", 1)[1]
-    finally:
-        server.shutdown()
+        return True
+    return False
 
 
 if __name__ == "__main__":

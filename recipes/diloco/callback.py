@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 from transformers import TrainerCallback
@@ -14,15 +14,9 @@ from composer_plugins.recipes.diloco.outer import OuterOptimizer, trained_weight
 logger = logging.getLogger(__name__)
 
 
-class Round(NamedTuple):
-    """What a replica reports after a synchronisation."""
-
-    number: int  # the first is 1
-    replicas: int  # how many took part
-    weights: str  # the SHA-256 of the weights with which the next round starts
-
-
-OnRound = Callable[[Round], None]
+# Called after a synchronisation with the number of the round, from 1, with how many replicas took part, and
+# with the SHA-256 of the weights with which the next round starts.
+OnRound = Callable[[int, int, str], None]
 
 
 class OuterCallback(TrainerCallback, AbstractContextManager):
@@ -89,7 +83,7 @@ class OuterCallback(TrainerCallback, AbstractContextManager):
     def report(self, replicas: int) -> None:
         """Call `on_round` with the round that has ended."""
         if self.on_round:
-            self.on_round(Round(self.done(), replicas, weights_hash(trained_weights(self.model))))
+            self.on_round(self.done(), replicas, weights_hash(trained_weights(self.model)))
 
 
 def number_of_rounds(args: Any, state: Any, sync_every: int) -> int:

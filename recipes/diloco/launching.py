@@ -8,18 +8,31 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
-from composer_plugins.recipes.diloco import Replica
 
+@dataclass(frozen=True)
+class Replica:
+    """The options of one replica."""
 
-def command_of(options: Replica) -> list[str]:
-    """Return the command line of one replica."""
-    given = {name.replace("_", "-"): value for name, value in vars(options).items() if value != ""}
-    flags = [f"--{name}={value}" for name, value in given.items()]
-    return [sys.executable, "-m", "composer_plugins.recipes.diloco", *flags]
+    replica: int
+    replicas: int
+    steps: int
+    sync_every: int
+    seed: int
+    timeout: float
+    lighthouse: str = ""
+    store: str = ""
+    host: str = ""
+
+    def command(self) -> list[str]:
+        """Return the command line of this replica."""
+        given = {name.replace("_", "-"): value for name, value in vars(self).items() if value != ""}
+        flags = [f"--{name}={value}" for name, value in given.items()]
+        return [sys.executable, "-m", "composer_plugins.recipes.diloco", *flags]
 
 
 def run_replicas(options: Replica, report: Callable[[dict[str, Any]], None]) -> list[int]:
@@ -28,7 +41,7 @@ def run_replicas(options: Replica, report: Callable[[dict[str, Any]], None]) -> 
     processes = []
     try:
         for number in range(options.replicas):
-            processes.append(subprocess.Popen(command_of(replace(options, replica=number)), stdout=ours))
+            processes.append(subprocess.Popen(replace(options, replica=number).command(), stdout=ours))
         os.close(ours)
         with open(output) as lines:
             for line in lines:
@@ -38,3 +51,18 @@ def run_replicas(options: Replica, report: Callable[[dict[str, Any]], None]) -> 
         for process in processes:
             process.kill()
             process.wait()
+
+
+@contextmanager
+def lighthouse_on_this_machine() -> Iterator[str]:
+    """Start torchft's lighthouse on a free port; yield its address."""
+    os.environ.setdefault("RUST_LOG", "error")  # read when torchft is imported; else it logs every quorum
+    from torchft.coordination import LighthouseServer
+
+    server = LighthouseServer(
+        bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=60_000, heartbeat_timeout_ms=2_000
+    )
+    try:
+        yield "http://127.0.0.1:" + server.address().rsplit(":", 1)[1]
+    finally:
+        server.shutdown()

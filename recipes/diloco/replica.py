@@ -8,15 +8,14 @@ import tempfile
 from statistics import fmean
 from typing import Any
 
-import torch
 from datasets import Dataset
 
 from composer_plugins.recipes import tiny
 from composer_plugins.recipes.codebook import task
 from composer_plugins.recipes.codebook.options import CHANNELS, Settings
 from composer_plugins.recipes.codebook.run import FINAL_STEPS, make_start, trainer_config
-from composer_plugins.recipes.diloco import Replica
-from composer_plugins.recipes.diloco.callback import OnRound, OuterCallback, Round
+from composer_plugins.recipes.diloco.callback import OnRound, OuterCallback
+from composer_plugins.recipes.diloco.launching import Replica
 from composer_plugins.recipes.diloco.outer import trained_weights
 from composer_plugins.recipes.diloco.store_callback import ObjectStoreDiLoCo
 
@@ -42,21 +41,16 @@ def train_replica(options: Replica) -> None:
 
     All replicas start from the same weights. Each has its part of the rows and samples for itself.
     """
-    torch.set_num_threads(1)  # the model of the codebook task is too small for more
     rewards: list[float] = []
 
     def report(**values: Any) -> None:
         line = json.dumps({"replica": options.replica, **values}) + "\n"
         print(line, end="", flush=True)  # in one write, so that the lines of two replicas do not mix
 
-    def on_round(ended: Round) -> None:
+    def on_round(number: int, replicas: int, weights: str) -> None:
         recent = rewards[-options.sync_every :]
-        report(
-            round=ended.number,
-            replicas=ended.replicas,
-            weights=ended.weights[:12],
-            reward=round(fmean(recent), 2) if recent else None,
-        )
+        reward = round(fmean(recent), 2) if recent else None
+        report(round=number, replicas=replicas, weights=weights[:12], reward=reward)
 
     with (
         tiny.quiet_libraries(),

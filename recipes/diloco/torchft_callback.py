@@ -1,4 +1,13 @@
-"""DiLoCo by torchft, around TRL's trainer: for replicas that reach each other over the network."""
+"""DiLoCo by torchft, around TRL's trainer: for replicas that reach each other over the network.
+
+The internals of torchft 0.2.0 that this module relies on:
+
+- `DiLoCo` hooks the optimizer that it is given. Accelerate's wrapper has no hooks, so it gets the optimizer
+  inside. At step `sync_every` the hook calls `manager.start_quorum()` and synchronises a fragment.
+- `start_quorum` loads the weights and the momentum of another replica into `DiLoCo`, and not into the model,
+  if this replica is behind or if no round has been synchronised yet. torchft reads them with pickle, so
+  whoever reaches the lighthouse and the replicas must be trusted.
+"""
 
 import socket
 import time
@@ -11,7 +20,6 @@ from torchft import Manager, ProcessGroupGloo
 from torchft.local_sgd import DiLoCo
 
 from composer_plugins.errors import ConfigError, DataError, in_a_line
-from composer_plugins.recipes.diloco import upstream
 from composer_plugins.recipes.diloco.callback import OnRound, OuterCallback, logger
 from composer_plugins.recipes.diloco.outer import OuterOptimizer
 
@@ -55,7 +63,7 @@ class TorchftDiLoCo(OuterCallback):
         self.diloco = DiLoCo(
             self.manager,
             [trained],
-            upstream.inner_optimizer(optimizer),
+            getattr(optimizer, "optimizer", optimizer),
             self.outer.of(trained.parameters()),
             sync_every=self.sync_every,
         )
@@ -72,10 +80,17 @@ class TorchftDiLoCo(OuterCallback):
             self.report(self.manager.num_participants())
 
     def met(self) -> bool:
-        """Ask the lighthouse who is there; synchronise if these are all replicas or they train already."""
+        """Ask the lighthouse who is there; if these are all replicas, or they train already, join a round.
+
+        The pseudo-gradient of this replica is 0 in it. Return whether the round succeeded.
+        """
         self.manager.start_quorum()
-        is_complete = self.manager.num_participants() >= self.replicas or self.manager.current_step() > 0
-        return is_complete and upstream.synchronise_untrained(self.diloco)
+        if self.manager.num_participants() < self.replicas and self.manager.current_step() == 0:
+            return False
+        self.restore()
+        fragment: Any = self.diloco._fragments[0]
+        fragment.prepare_sync()
+        return bool(fragment.perform_sync())
 
     def connected(self) -> Manager:
         """Start torchft's manager of this replica."""
@@ -122,7 +137,7 @@ class TorchftDiLoCo(OuterCallback):
 
     def restore(self) -> None:
         """Load the weights of the last round."""
-        upstream.restore(self.diloco)
+        self.diloco._restore_parameters()
 
 
 class TrainedParameters(nn.Module):

@@ -1,4 +1,4 @@
-"""`python -m composer_plugins.recipes.monarch`: two demo runs, or a script of yours, under Monarch."""
+"""`python -m composer_plugins.recipes.monarch`: a demo, or a script of yours, under Monarch."""
 
 import asyncio
 import os
@@ -67,8 +67,10 @@ async def all_of(runs: Sequence[Awaitable[bool]]) -> None:
 
 
 def demo(processes: int) -> None:
-    """Run TRL's recipe, and a script like PRIME-RL's trainer."""
+    """Run TRL's recipe."""
     console = Console()
+    console.print(f"recipes/trl/train.py in {processes} processes")
+    start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         options = {
             "--config": RECIPES / "trl" / "three_channels.yaml",
@@ -78,13 +80,9 @@ def demo(processes: int) -> None:
             "--per_device_train_batch_size": 16,
             "--use_cpu": True,
         }
-        trl = [str(part) for option in options.items() for part in option]
-        scripts = {"trl/train.py": trl, "monarch/prime_rl_like.py": ["--steps", str(STEPS)]}
-        for name, arguments in scripts.items():
-            console.print(f"recipes/{name} in {processes} processes")
-            start = time.monotonic()
-            host([str(RECIPES / name), *arguments], processes)
-            console.print(f"recipes/{name} took {time.monotonic() - start:.0f} s")
+        arguments = [str(part) for option in options.items() for part in option]
+        host([str(RECIPES / "trl" / "train.py"), *arguments], processes)
+    console.print(f"recipes/trl/train.py took {time.monotonic() - start:.0f} s")
 
 
 if __name__ == "__main__":

@@ -15,14 +15,14 @@ def demo(
     context: typer.Context,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each run.")] = 40,
     seed: Annotated[int, typer.Option(min=0, help="Of the repositories, the model and the sampling.")] = 0,
-    docker: Annotated[str, typer.Option(help="Run the server in a container of this image.")] = "",
+    url: Annotated[str, typer.Option(help="Use the server at this address, and start none.")] = "",
 ) -> None:
     """Train a tiny model with the policy loss, and with the hint channel beside it."""
     if context.invoked_subcommand is not None:
         return
     from composer_plugins.recipes.openenv import train
 
-    if not train.demo(docker, steps, seed, Console(soft_wrap=True)):
+    if not train.demo(url, steps, seed, Console(soft_wrap=True)):
         raise SystemExit(1)
 
 

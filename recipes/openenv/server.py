@@ -1,4 +1,4 @@
-"""The environment's server: `serve` runs it in this process, `serving` in a container or another process."""
+"""The environment's server: `serve` runs it in this process, `serving` in another one."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ from composer_plugins.errors import ConfigError
 READY = "the environment is served at "
 NO_SANDBOX = (
     "This is no sandbox: the code that the model writes runs with your rights. "
-    "--docker IMAGE runs the server in a container."
+    "--url ADDRESS trains on a server in a container."
 )
 
 
@@ -45,19 +45,8 @@ def exit_with_parent() -> None:
 
 
 @contextmanager
-def serving(sessions: int, image: str = "") -> Iterator[str]:
-    """Start the server, and give its address. It ends with the block.
-
-    With an image it runs in OpenEnv's container, without one as a process of this machine.
-    """
-    if image:
-        from openenv.core.containers.runtime.providers import LocalDockerProvider
-
-        with LocalDockerProvider() as provider:
-            url = provider.start_container(image)
-            provider.wait_for_ready(url)
-            yield url
-        return
+def serving(sessions: int) -> Iterator[str]:
+    """Start the server as a process of this machine, and give its address. It ends with the block."""
     command = [sys.executable, "-m", "composer_plugins.recipes.openenv", "serve", "--until-stdin-closes"]
     command += ["--sessions", str(sessions)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

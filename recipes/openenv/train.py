@@ -3,6 +3,7 @@
 import copy
 import tempfile
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,13 +93,16 @@ def train(
     run.seconds = time.perf_counter() - began
 
 
-def demo(image: str, steps: int, seed: int, console: Console) -> bool:
-    """Train without and with hints; True if the reward rose with them and no process is left."""
+def demo(url: str, steps: int, seed: int, console: Console) -> bool:
+    """Train without and with hints; True if the reward rose with them and no process is left.
+
+    Without the address of a server, one is started.
+    """
     torch.set_num_threads(1)
     runs = [Run("RL"), Run("RL + hint")]
-    if not image:
+    if not url:
         console.print(NO_SANDBOX)
-    with serving(BATCH, image) as url, tiny.quiet_libraries():
+    with nullcontext(url) if url else serving(BATCH) as url, tiny.quiet_libraries():
         console.print(f"the environment is served at {url}")
         torch.manual_seed(seed)
         tokenizer = policy.make_tokenizer()

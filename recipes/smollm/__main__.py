@@ -11,16 +11,18 @@ from rich.console import Console
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.codebook import options
-from composer_plugins.recipes.shared import INTERRUPTED, check_installed, run_command
+from composer_plugins.recipes.shared import (
+    HELP_OPTIONS,
+    INTERRUPTED,
+    check_installed,
+    make_folder,
+    run_command,
+)
 from composer_plugins.recipes.smollm.tasks import ARITHMETIC, WORKED, check_hints
 
 RUNS = "runs.jsonl"
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings=HELP_OPTIONS)
 
 
 @app.command()
@@ -57,7 +59,7 @@ def main(
     """
     sets, names, numbers = options.parse_runs(channels), parse_policies(policies), options.parse_seeds(seeds)
     check_hints(hints)
-    options.make_folder(out)
+    make_folder("--out", out)
     check_installed("smollm", ("trl", "transformers", "datasets", "matplotlib", "gguf"), "smollm")
     os.environ.update(HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
     console = Console(highlight=False, markup=False, emoji=False)

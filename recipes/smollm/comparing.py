@@ -20,8 +20,6 @@ from composer_plugins.recipes.smollm.run import train
 from composer_plugins.recipes.smollm.tasks import Row, Task, make_task
 from composer_plugins.recipes.tiny import quiet_libraries
 
-DIGITS = 6  # of a number in the file
-
 
 @dataclass
 class Comparison:
@@ -100,14 +98,6 @@ class Comparison:
 
     def save(self, run: Run, settings: Settings) -> None:
         """Append a run to the file."""
-        numbers = {name: rounded(value) for name, value in asdict(run).items()}
-        line = {"conditions": self.conditions(settings), "channels": key_of(run.channels), "run": numbers}
+        line = {"conditions": self.conditions(settings), "channels": key_of(run.channels), "run": asdict(run)}
         with self.file.open("a") as out:
             out.write(json.dumps(line) + "\n")
-
-
-def rounded(value: Any) -> Any:
-    """A number, or each of a list, with as many digits as the file has."""
-    if isinstance(value, list):
-        return [rounded(one) for one in value]
-    return round(value, DIGITS) if isinstance(value, float) else value

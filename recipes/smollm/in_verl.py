@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from composer_plugins.columns import CHOSEN, HINT, REJECTED
-from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.codebook import options
 from composer_plugins.recipes.codebook.options import Channels
-from composer_plugins.recipes.shared import run_command
+from composer_plugins.recipes.shared import HELP_OPTIONS, run_command
 from composer_plugins.recipes.verl.on_a_cpu.overrides import COMPOSER_CONFIG, quoted
 from composer_plugins.recipes.verl.on_a_cpu.showing import Progress, show
 
@@ -35,10 +34,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "replay": {"replay_loss": "dpo"},
 }
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings=HELP_OPTIONS)
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@app.command()
 def main(
     overrides: Annotated[list[str] | None, typer.Argument(help="Overrides of verl's, key=value.")] = None,
     channels: Annotated[
@@ -51,9 +50,7 @@ def main(
     ),
 ) -> None:
     """Train SmolLM2 in verl's main_ppo with each channel on or off, and print what verl logged."""
-    chosen, *others = options.parse_runs([channels])
-    if others:
-        raise ConfigError("--channels", f"{channels!r} names several runs", "name one: --channels rl+hint")
+    chosen = options.parse_run(channels)
     os.environ.update(TOKENIZERS_PARALLELISM="false")
     title = f"SmolLM2 in verl's main_ppo: {options.title_of(chosen)}"
     raise typer.Exit(

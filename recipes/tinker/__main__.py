@@ -9,15 +9,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from composer_plugins.errors import ConfigError, unknown
-from composer_plugins.recipes.shared import run_command
+from composer_plugins.errors import ConfigError
+from composer_plugins.recipes.codebook.options import parse_run
+from composer_plugins.recipes.shared import HELP_OPTIONS, run_command
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-CHANNELS = ("rl", "hint", "replay")
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings=HELP_OPTIONS)
 
 
 @app.command()
@@ -25,28 +21,19 @@ def main(
     channels: Annotated[str, typer.Option(help="rl, hint and replay, joined by +.")] = "rl+hint+replay",
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 20,
     seed: Annotated[int, typer.Option(help="Of the codebook, the model and the completions.")] = 0,
-    custom_call: Annotated[
-        bool,
-        typer.Option(
-            "--custom-call", help="Call forward_backward_custom, whose gradient the server falsifies."
-        ),
-    ] = False,
 ) -> None:
     """Start SkyRL's Tinker-compatible server with a tiny model, and train it with Tinker's SDK."""
-    names = channels.split("+")
-    for name in names:
-        if name not in CHANNELS:
-            raise unknown("--channels", name, CHANNELS, noun="channel")
+    names = parse_run(channels)
     if missing := [one for one in ("tinker", "skyrl", "jax", "flax") if find_spec(one) is None]:
         raise ConfigError("recipes.tinker", f"it needs {', '.join(missing)}", "run make recipe-tinker")
     import torch
 
     from composer_plugins.recipes.codebook import task
-    from composer_plugins.recipes.tinker.run import COMPLETIONS, LETTERS, train
+    from composer_plugins.recipes.tinker.run import COMPLETIONS, LETTERS, Trainer
     from composer_plugins.recipes.tinker.server import served
     from composer_plugins.recipes.tiny_model import make_model
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -59,19 +46,18 @@ def main(
         console.print(f"a model of {model.num_parameters()} parameters, {time.monotonic() - start:.0f} s")
         with served(folder / "model", folder, sequences=len(LETTERS) * COMPLETIONS) as url:
             console.print(f"the server answers, {time.monotonic() - start:.0f} s")
-
-            def show(step: int, reward: float, metrics: dict[str, float]) -> None:
+            trainer = Trainer(url, str(folder / "model"), names, seed=seed)
+            for step in range(steps):
+                reward, metrics = trainer.step(step)
                 terms = ", ".join(
                     f"{name.removeprefix('composer/').removesuffix('/loss')} {x:.6f}"
                     for name, x in metrics.items()
                     if name.endswith("/loss") and name != "composer/loss"
                 )
                 total, seconds = metrics["composer/loss"], time.monotonic() - start
-                line = f"step {step}: reward {reward:.4f}, loss {total:.6f} ({terms}), {seconds:.0f} s"
-                console.print(line, soft_wrap=True)
-
-            saved = str(folder / "model")
-            train(url, saved, names, seed=seed, steps=steps, on_step=show, custom_call=custom_call)
+                console.print(
+                    f"step {step}: reward {reward:.4f}, loss {total:.6f} ({terms}), {seconds:.0f} s"
+                )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """One run: a letter of the codebook task over HTTP, with the channels of a loss on or off."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from composer_plugins.adapters.tinker_loss import (
     add_advantages,
     add_ref_logprobs,
     add_teacher_logprobs,
-    inputs_apart,
     loss_fn,
     mark_pairs,
 )
@@ -26,7 +25,6 @@ CHANNELS: dict[str, dict[str, Any]] = {
     "hint": {"hint_weight": 0.3, "hint_estimator": "score"},
     "replay": {"replay_weight": 0.5, "replay_loss": "dpo", "replay_params": {"beta": 0.5}},
 }
-OnStep = Callable[[int, float, dict[str, float]], None]
 
 
 def datum(prompt: Sequence[int], completion: Sequence[int], logprobs: Sequence[float] | None = None) -> Any:
@@ -45,16 +43,13 @@ def datum(prompt: Sequence[int], completion: Sequence[int], logprobs: Sequence[f
 class Trainer:
     """A client of the server, the codebook, and the loss of some channels."""
 
-    def __init__(
-        self, url: str, model: str, channels: Sequence[str], *, seed: int, custom_call: bool
-    ) -> None:
+    def __init__(self, url: str, model: str, channels: Sequence[str], *, seed: int) -> None:
         self.service = ServiceClient(base_url=url, api_key="tml-local")
         self.client = self.service.create_lora_training_client(base_model=model, rank=RANK, seed=seed)
         self.base = self.service.create_sampling_client(base_model=model)  # the teacher, and DPO's reference
         self.tokenizer = task.make_tokenizer()
         self.rows = [row for row in task.codebook_rows(seed) if row["prompt"][0] in LETTERS]
         self.channels, self.seed, self.draw = channels, seed, random.Random(seed)
-        self.custom_call = custom_call  # of the SDK, whose gradient this server falsifies
         chosen = [CHANNELS[one] for one in channels]
         options = {name: value for one in chosen for name, value in one.items()}
         self.loss = loss_fn(**options, policy_weight=float("rl" in channels))
@@ -104,30 +99,7 @@ class Trainer:
             data = add_teacher_logprobs(data, self.base, hinted)
         if "replay" in self.channels:
             data += self.pairs()
-        if self.custom_call:
-            call = self.client.forward_backward_custom(*inputs_apart(data, self.loss))
-            metrics = call.result().metrics
-        else:
-            metrics = forward_backward_on_skyrl(self.client, data, self.loss, backend="jax")
+        # The server falsifies the gradient of the SDK's own forward_backward_custom.
+        metrics = forward_backward_on_skyrl(self.client, data, self.loss, backend="jax")
         step = self.client.optim_step(types.AdamParams(learning_rate=LEARNING_RATE)).result()
         return sum(rewards) / len(rewards), metrics | (step.metrics or {})
-
-
-def train(
-    url: str,
-    model: str,
-    channels: Sequence[str],
-    *,
-    seed: int,
-    steps: int,
-    on_step: OnStep,
-    custom_call: bool = False,
-) -> list[float]:
-    """Train over HTTP; return the mean reward of every step."""
-    trainer = Trainer(url, model, channels, seed=seed, custom_call=custom_call)
-    rewards = []
-    for number in range(steps):
-        reward, metrics = trainer.step(number)
-        rewards.append(reward)
-        on_step(number, reward, metrics)
-    return rewards

@@ -10,7 +10,6 @@ For your own training, copy both files and change the three functions below.
 import time
 from typing import Any
 
-import torch
 from datasets import Dataset
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer, ComposerParser
@@ -21,7 +20,6 @@ from composer_plugins.recipes.codebook.run import make_start
 
 def load_model(seed: int) -> dict[str, Any]:
     """Yours: {"model": "Qwen/Qwen3-0.6B"}; its tokenizer is loaded with it."""
-    torch.set_num_threads(1)  # the model of the codebook task is too small for more
     start = make_start(seed)
     return {"model": start.model, "processing_class": start.tokenizer}
 

@@ -1,29 +1,15 @@
 """torchft's DiLoCo around a Trainer: real processes and a lighthouse, compared with one process."""
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from torchft.coordination import LighthouseServer
-
+from composer_plugins.recipes.diloco.launching import lighthouse_on_this_machine as lighthouse
 from parity_tests.recipes.diloco.tiny import SYNC_EVERY, read_lines, reference, wait_until
 from parity_tests.recipes.diloco.tiny_trainer import MICRO_BATCHES, run_trainer
 from parity_tests.rigs.forked import ended, processes
 
 ROUNDS = 3
 MAX_STEPS = SYNC_EVERY * ROUNDS
-
-
-@contextmanager
-def lighthouse() -> Iterator[str]:
-    server = LighthouseServer(
-        bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=60_000, heartbeat_timeout_ms=2_000
-    )
-    try:
-        yield "http://127.0.0.1:" + server.address().rsplit(":", 1)[1]
-    finally:
-        server.shutdown()
 
 
 def reported(log: Path, replica: int) -> list[tuple[int, int, str]]:

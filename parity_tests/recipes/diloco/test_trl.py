@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from composer_plugins.errors import ConfigError
-from composer_plugins.recipes.diloco import Replica
-from composer_plugins.recipes.diloco.__main__ import lighthouse_on_this_machine
 from composer_plugins.recipes.diloco.callback import number_of_rounds
-from composer_plugins.recipes.diloco.launching import run_replicas
+from composer_plugins.recipes.diloco.launching import Replica, lighthouse_on_this_machine, run_replicas
 from composer_plugins.recipes.diloco.outer import trained_weights, weights_hash
 from composer_plugins.recipes.diloco.store_callback import ObjectStoreDiLoCo
 

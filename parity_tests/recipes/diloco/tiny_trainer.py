@@ -74,8 +74,8 @@ def run_trainer(
         for x, y in zip(*batch(replica, number), strict=True)
     ]
 
-    def on_round(round_: Any) -> None:
-        write_line(log, {"replica": replica, **round_._asdict()})
+    def on_round(number: int, replicas: int, weights: str) -> None:
+        write_line(log, {"replica": replica, "number": number, "replicas": replicas, "weights": weights})
         if raises:
             raise RuntimeError("somebody else's error")
 

@@ -1,6 +1,5 @@
 """The OpenEnv server: episodes, sessions, and how it starts and ends."""
 
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ import psutil
 import pytest
 from openenv import GenericEnvClient
 
-from composer_plugins.recipes.openenv.server import READY
 from composer_plugins.recipes.openenv.tasks import make_tasks
 
 COMMAND = [sys.executable, "-m", "composer_plugins.recipes.openenv"]
@@ -53,11 +51,6 @@ def test_an_unknown_field_of_an_action_is_an_error_and_the_session_lives(client:
     assert client.step({"source": TASK.solution}).reward == 1.0
 
 
-def test_a_step_before_reset_says_so(client: Any) -> None:
-    result = client.step({"source": "x"})
-    assert result.done and "call reset first" in result.observation["text"]
-
-
 def test_episodes_at_the_same_time_do_not_mix(url: str) -> None:
     def episode(number: int) -> tuple[float, str]:
         with GenericEnvClient(base_url=url).sync() as own:
@@ -93,18 +86,3 @@ def test_errors_of_the_command_line_are_one_sentence(url: str) -> None:
     assert (
         done.stderr.startswith(f"error: --port: port {port} cannot be used") and done.stderr.count("\n") == 1
     )
-
-
-@pytest.mark.slow
-def test_serve_prints_its_address_and_ends_on_a_signal() -> None:
-    with subprocess.Popen([*COMMAND, "serve"], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line.startswith(READY)
-            with GenericEnvClient(base_url=line.removeprefix(READY).strip()).sync() as own:
-                assert not own.reset(task=1).done
-            process.send_signal(signal.SIGTERM)
-            process.wait(30)
-        finally:
-            process.kill()

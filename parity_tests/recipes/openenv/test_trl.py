@@ -10,7 +10,6 @@ import psutil
 import pytest
 import torch
 from datasets import Dataset
-from rich.console import Console
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOTrainer
 from composer_plugins.errors import DataError
@@ -140,22 +139,6 @@ def test_only_the_failed_turn_carries_the_hint_and_tool_tokens_are_masked(url: s
     assert "should be" in teacher[0] and "should be" in teacher[2] and "should be" not in student[0]
     assert teacher[1] == student[1]
     assert teacher[0].startswith(student[0].split(policy.END + "\n<|im_start|>a")[0])
-
-
-@pytest.mark.slow
-def test_the_tiny_model_calls_the_tool_by_itself_and_reads_the_failing_test(url: str, tmp_path: Path) -> None:
-    """After the warm-up it calls in every rollout, and mostly repairs its first attempt; none is scripted."""
-    others = set(psutil.Process().children(recursive=True))  # the server among them
-    torch.manual_seed(0)
-    tokenizer = policy.make_tokenizer()
-    model = policy.make_model(tokenizer)
-    policy.warm_up(model, tokenizer, 0)
-    run = train.Run("RL + hint")
-    config = train.trainer_config(4.0, 2, 0, str(tmp_path))
-    train.train(url, model, tokenizer, config, run, Console(quiet=True))
-    assert run.first(train.CALLS) > 1.5 and 0.4 < run.first("reward") < 0.8
-    assert 0.6 < run.first(train.HINTED) < 1.0
-    assert set(psutil.Process().children(recursive=True)) == others
 
 
 def test_prompts_hints_and_completions_fit_the_model() -> None:

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -28,8 +27,11 @@ def test_a_right_reply_earns_1_and_no_held_out_question_is_trained(name: str) ->
     for row in task.held_out:
         answer = row["answer"]
         assert row["privileged_context"].endswith(answer)
-        replies = [answer, f"It is {answer}", "", "no number", f"{answer} or 123456"]
-        assert [task.score(reply, answer) for reply in replies] == [1, 1, 0, 0, 0]
+        for reply in (answer, f"It is {answer}"):
+            assert task.score(reply, answer) == 1 and task.feedback(reply, row) is None
+        for reply in ("", "no number", f"{answer} or 123456"):
+            said = task.feedback(reply, row)
+            assert task.score(reply, answer) == 0 and said is not None and said.endswith(f"{answer}.")
     assert task.rows == make_task(name).rows
 
 
@@ -38,9 +40,16 @@ def test_a_name_that_is_no_task_is_an_error() -> None:
         make_task("chain_smu")
 
 
-def test_a_name_that_is_no_policy_loss_is_an_error(tmp_path: Path) -> None:
-    error = CliRunner().invoke(app, ["--policies", "dapo,gspoo", "--out", str(tmp_path)]).exception
-    assert isinstance(error, ConfigError) and error.key == "--policies" and "'gspoo'" in error.problem
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--policies", "dapo,gspoo", "unknown policy loss 'gspoo'"),
+        ("--hints", "verifer", "unknown source of hints 'verifer'"),
+    ],
+)
+def test_an_unknown_name_is_an_error(option: str, value: str, said: str, tmp_path: Path) -> None:
+    error = CliRunner().invoke(app, [option, value, "--out", str(tmp_path)]).exception
+    assert isinstance(error, ConfigError) and str(error).startswith(f"{option}: {said}; did you mean")
 
 
 @pytest.fixture
@@ -70,15 +79,8 @@ def test_a_pair_has_a_right_reply_and_a_wrong_one(smollm: Loaded, short: Task) -
 
 
 def test_the_replay_channel_trains_on_the_pairs(
-    smollm: Loaded, short: Task, monkeypatch: pytest.MonkeyPatch
+    smollm: Loaded, short: Task, logs: list[dict[str, float]]
 ) -> None:
-    logs, original = list[dict[str, float]](), tiny.train
-
-    def train_and_keep(*given: Any, **options: Any) -> list[dict[str, float]]:
-        logs.extend(original(*given, **options))
-        return logs
-
-    monkeypatch.setattr(tiny, "train", train_and_keep)
     rows = [row for row in with_pairs(smollm, short, Settings(), seed=0) if row["chosen"] is not None][:1]
     settings = Settings(steps=2, batch_size=4, max_completion_length=2)
     with tiny.quiet_libraries():

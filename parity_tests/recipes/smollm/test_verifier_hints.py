@@ -5,13 +5,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from typer.testing import CliRunner
 
 from composer_plugins.adapters.trl_mixin.channels import HintChannel
-from composer_plugins.errors import ConfigError
 from composer_plugins.recipes import tiny
 from composer_plugins.recipes.codebook.run import Run
-from composer_plugins.recipes.smollm.__main__ import app
 from composer_plugins.recipes.smollm.asking import Settings
 from composer_plugins.recipes.smollm.comparing import Comparison
 from composer_plugins.recipes.smollm.model import Loaded
@@ -38,29 +35,11 @@ def test_the_feedback_on_a_sum_names_the_wrong_number_and_the_right_one(reply: s
     assert make_task(ARITHMETIC).feedback(reply, ROW) == hint
 
 
-@pytest.mark.parametrize("name", [ARITHMETIC, "chain_sum", "letter_counting"])
-def test_a_right_reply_has_no_feedback_and_any_other_one_has(name: str) -> None:
-    task = make_task(name)
-    for row in task.held_out:
-        answer = row["answer"]
-        assert task.feedback(answer, row) is None
-        for reply in ("", "no number", f"{answer} or 123456"):
-            said = task.feedback(reply, row)
-            assert said is not None and said.endswith(f"{answer}.")
-
-
 def test_the_feedback_of_reasoning_gym_has_the_points_of_its_own_verifier() -> None:
     task = make_task("chain_sum")
     row = next(row for row in task.held_out if row["answer"] == "6")
     said = "The verifier gives the reply 0.077 points, and a right reply 1. The right answer is 6."
     assert task.feedback("12 or 16 or 3", row) == said
-
-
-def test_a_source_of_hints_that_is_not_known_is_an_error(tmp_path: Path) -> None:
-    words = ["--hints", "verifer", "--out", str(tmp_path)]
-    error = CliRunner().invoke(app, words).exception
-    assert isinstance(error, ConfigError)
-    assert str(error) == "--hints: unknown source of hints 'verifer'; did you mean 'verifier'?"
 
 
 @pytest.fixture
@@ -99,19 +78,6 @@ def rollouts(monkeypatch: pytest.MonkeyPatch) -> list[Rollout]:
         return found
 
     monkeypatch.setattr(HintChannel, "tensors", recorded)
-    return made
-
-
-@pytest.fixture
-def logs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
-    """The log of each step so far."""
-    run, made = tiny.train, list[dict[str, float]]()
-
-    def recorded(*args: Any, **options: Any) -> list[dict[str, float]]:
-        made.extend(found := run(*args, **options))
-        return found
-
-    monkeypatch.setattr(tiny, "train", recorded)
     return made
 
 
