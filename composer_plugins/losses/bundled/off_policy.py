@@ -7,9 +7,6 @@ from composer_plugins.losses.bundled.policy import OLD, ROLL_METHODS, ROLLOUT, p
 from composer_plugins.losses.bundled.shared import CLIPS, LOG_RATIO_CLAMP, PPO_CLIPS
 from composer_plugins.losses.row import Dialect, Parameter
 
-QUADRATIC, TAPERED = "kernels/test_quadratic.py::", "kernels/test_tapered.py::"
-REWEIGHTED, GATED = "kernels/test_reweighted.py::", "kernels/test_gated.py::"
-BALANCED, BOUNDS = "kernels/test_balanced.py::", "kernels/test_bounds.py::"
 RECORDED = "golden/test_policy_off_policy.py::"
 
 TRINITY = "Trinity-RFT 0.6.0 trinity/algorithm/policy_loss_fn"
@@ -41,7 +38,6 @@ LOSSES = (
                 note="algo spo; --epsilon; for control tasks, a mean over steps",
             ),
         ),
-        proof=QUADRATIC + "test_a_penalty_is_what_a_loop_over_tokens_makes_of_it",
     ),
     policy(
         name="drpo",
@@ -65,7 +61,6 @@ LOSSES = (
                 mode="seq-mean-token-sum-norm",
             ),
         ),
-        proof=QUADRATIC + "test_a_penalty_is_what_a_loop_over_tokens_makes_of_it",
     ),
     with_ratio(
         name="kimi_k15",
@@ -75,7 +70,6 @@ LOSSES = (
         parameters={"tau": TAU},
         mode="seq-mean-token-sum",
         advantage="dr_grpo",
-        proof=QUADRATIC + "test_kimi_k15_is_the_regression_of_its_paper",
     ),
     with_ratio(
         name="topr",
@@ -104,7 +98,6 @@ LOSSES = (
                 proof=ROLL_METHODS,
             ),
         ),
-        proof=TAPERED + "test_a_taper_is_what_a_loop_over_tokens_makes_of_it",
     ),
     with_ratio(
         name="rec",
@@ -143,7 +136,6 @@ LOSSES = (
                 "its clip of whole sequences, the weight advantage and the regularizers are not available",
             ),
         ),
-        proof=TAPERED + "test_a_taper_is_what_a_loop_over_tokens_makes_of_it",
     ),
     policy(
         name="opmd",
@@ -161,7 +153,6 @@ LOSSES = (
                 note="policy_loss_fn opmd",
             ),
         ),
-        proof=TAPERED + "test_a_taper_is_what_a_loop_over_tokens_makes_of_it",
     ),
     with_ratio(
         name="sppo",
@@ -178,7 +169,6 @@ LOSSES = (
                 note="policy_loss_fn sppo; the value of a clipped token is 0",
             ),
         ),
-        proof=TAPERED + "test_a_taper_is_what_a_loop_over_tokens_makes_of_it",
     ),
     policy(
         name="luffy",
@@ -198,7 +188,6 @@ LOSSES = (
                 "loss_remove_token_mean, which divides the sum by the padded width",
             ),
         ),
-        proof=TAPERED + "test_a_taper_is_what_a_loop_over_tokens_makes_of_it",
     ),
     with_ratio(
         name="fipo",
@@ -228,7 +217,6 @@ LOSSES = (
                 "fipo_safety_threshold is safety",
             ),
         ),
-        proof=REWEIGHTED + "test_a_weight_is_what_a_loop_over_tokens_makes_of_it",
     ),
     with_ratio(
         name="aspo",
@@ -248,7 +236,6 @@ LOSSES = (
                 "entropy have clips of 0.4 there; the value at the dual clip differs",
             ),
         ),
-        proof=REWEIGHTED + "test_a_weight_is_what_a_loop_over_tokens_makes_of_it",
     ),
     with_ratio(
         name="up_grpo",
@@ -260,7 +247,6 @@ LOSSES = (
             "dual_clip": Parameter("bound on the loss where A <= 0, in units of |A|", low=1),
         },
         mode="seq-mean-token-mean",
-        proof=REWEIGHTED + "test_a_weight_is_what_a_loop_over_tokens_makes_of_it",
     ),
     with_ratio(
         name="ce_gppo",
@@ -283,7 +269,6 @@ LOSSES = (
                 note="gppo_loss_beta1 is beta_low, gppo_loss_beta2 is beta_high (0.25 and 1 in the function)",
             ),
         ),
-        proof=BOUNDS + "test_a_bound_is_what_a_loop_over_tokens_makes_of_it",
     ),
     with_ratio(
         name="dcpo",
@@ -306,7 +291,6 @@ LOSSES = (
                 "dual_clip, and ratio_max is it too, but at least 10; loss_agg_mode only-token-mean",
             ),
         ),
-        proof=BOUNDS + "test_a_bound_is_what_a_loop_over_tokens_makes_of_it",
     ),
     with_ratio(
         name="cpgd",
@@ -326,7 +310,6 @@ LOSSES = (
                 note="use_cpg_loss; clip_eps is both; the logarithms of the bounds are float32",
             ),
         ),
-        proof=BOUNDS + "test_a_bound_is_what_a_loop_over_tokens_makes_of_it",
     ),
     policy(
         name="flash_reinforce",
@@ -350,7 +333,6 @@ LOSSES = (
                 "old policy",
             ),
         ),
-        proof=GATED + "test_a_gate_is_what_a_loop_over_tokens_makes_of_it",
     ),
     policy(
         name="cppo",
@@ -372,7 +354,6 @@ LOSSES = (
             "ratio_cap": Parameter("the ratio, as a weight, is capped here; the authors' code: 20", low=1),
         },
         mode="seq-mean-token-mean",
-        proof=GATED + "test_a_gate_is_what_a_loop_over_tokens_makes_of_it",
     ),
     policy(
         name="tvpo",
@@ -399,7 +380,6 @@ LOSSES = (
                 "rho_clamp_upper_bound is weight_cap; clip_lower, clip_higher",
             ),
         ),
-        proof=GATED + "test_a_gate_is_what_a_loop_over_tokens_makes_of_it",
     ),
     with_ratio(
         name="bapo",
@@ -445,7 +425,6 @@ LOSSES = (
                 "share = t / (1 + t); the sums are over all ranks",
             ),
         ),
-        proof=BALANCED + "test_bapo_is_what_its_search_finds",
     ),
     with_ratio(
         name="m2po",
@@ -467,6 +446,5 @@ LOSSES = (
                 note="M2_budget; miniclip_low and miniclip_high (off) are least_low and least_high",
             ),
         ),
-        proof=BALANCED + "test_m2po_is_what_its_search_finds",
     ),
 )

@@ -47,10 +47,10 @@ GOLDEN = "golden/test_policy.py::"
 TRAINERS = "golden/test_policy_trainers.py::"
 HOSTS = "golden/test_policy_hosts.py::"
 
-policy = partial(Loss, kind="policy")
 # Fields that many rows share. A row may override them. The ratio is to the old policy.
-with_ratio = partial(policy, needs=OLD, proof=ORACLE)
-without_ratio = partial(policy, needs=("logprobs", "advantages", "mask"), proof=ORACLE)
+policy = partial(Loss, kind="policy", proof=ORACLE)
+with_ratio = partial(policy, needs=OLD)
+without_ratio = partial(policy, needs=("logprobs", "advantages", "mask"))
 clipped = partial(
     with_ratio,
     parameters=BOUNDS,
@@ -662,7 +662,6 @@ LOSSES = (
         paper="no paper: tinker-docs.thinkingmachines.ai/losses",
         needs=ROLLOUT,
         mode="token-sum",
-        proof=ORACLE,
         dialects=(
             Dialect(
                 upstream="tinker",
