@@ -81,8 +81,8 @@ def torchtitan(note: str) -> Dialect:
     )
 
 
-# ROLL's methods alone, without the reduction of their worker.
-ROLL_METHODS = "golden/test_policy_off_policy.py::test_losses_equal_roll"
+# Sums over tokens: of ROLL, its methods alone, without the reduction of their worker.
+RECORDED = "golden/test_policy_off_policy.py::test_losses_equal_their_authors"
 
 
 def roll(
@@ -627,7 +627,7 @@ LOSSES = (
                 "pg_variant kimi15, which squares the log ratio of each token and not that of the "
                 "response (kimi_k15); kimi15_tau is beta",
                 {"beta": 0.1},
-                proof=ROLL_METHODS,
+                proof=RECORDED,
             ),
         ),
     ),
