@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from composer_plugins.losses.calling import call_unchecked
-from composer_plugins.losses.choosing import choose
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs import golden
 from parity_tests.rigs.golden import Case, claim
+from parity_tests.rigs.recorded import called
 
 # Whose code a file has recorded: the dialect of its losses.
 AUTHORS = {
@@ -60,12 +59,6 @@ NAMES = {
 }
 OFF = 1e9  # a bound that no token reaches
 FLOAT32 = {"lightrft_policy", "m2po_policy"}  # the logarithms of the one's bounds, and the other's bounds
-RECORDED = {
-    "logprobs": "log_prob",
-    "old_logprobs": "old_log_prob",
-    "rollout_logprobs": "rollout_log_prob",
-    "advantages": "advantages",
-}
 
 
 def ours(key: str, value: Any) -> dict[str, Any]:
@@ -99,11 +92,7 @@ def test_losses_equal_their_authors(case: Case) -> None:
     """
     name = f"{case['fn'].replace('kimi15', 'dro')}{AUTHORS[case['file']]}"
     params = {key: x for theirs, value in case["kwargs"].items() for key, x in ours(theirs, value).items()}
-    chosen = choose("policy", name, params)
-    inputs = {need: golden.tensor(case[RECORDED[need]]) for need in chosen.loss.needs if need in RECORDED}
-    mask = inputs["mask"] = golden.tensor(case["response_mask"]).bool()
-    logprobs = inputs["logprobs"].requires_grad_()
-    token = call_unchecked(chosen, inputs)
+    token, logprobs, mask, choice = called(name, case, **params)
     (gradient,) = torch.autograd.grad(token.loss.sum(), logprobs)
     loss, recorded = token.loss.detach(), golden.tensor(case["grad_log_prob"])
     if name == "sppo@trinity-rft":  # the value of a clipped token is 0 there, and that of the bound here
@@ -111,7 +100,7 @@ def test_losses_equal_their_authors(case: Case) -> None:
         assert not gradient[clipped].any()
         loss = torch.where(clipped, 0.0, loss)
     elif name == "aspo@archer":  # at the dual clip it is -A dual_clip log pi there, and -A dual_clip here
-        at_dual_clip = (token.metrics["weight"].value == chosen.params["dual_clip"]) & mask
+        at_dual_clip = (token.metrics["weight"].value == choice.params["dual_clip"]) & mask
         loss = torch.where(at_dual_clip, loss * logprobs.detach(), loss)
     elif (
         name == "m2po@m2po"

@@ -209,7 +209,7 @@ LOSSES = (
                 upstream="areal",
                 params=PPO_CLIPS,
                 source="inclusionAI/AReaL areal/utils/functional/functional.py@4aef98d ppo_actor_loss_fn",
-                proof=TRAINERS + "test_grpo_equals_areal",
+                proof=TRAINERS + "test_grpo_and_sapo_equal_areal",
                 note="eps_clip, eps_clip_higher, c_clip are clip_low, clip_high, dual_clip; no clamp; a "
                 "token mean",
                 mode="token-mean",
@@ -337,7 +337,7 @@ LOSSES = (
                 upstream="areal",
                 params={"tau_pos": 1.0, "tau_neg": 1.05},
                 source="inclusionAI/AReaL areal/utils/functional/functional.py@4aef98d sapo_loss_fn",
-                proof=TRAINERS + "test_sapo_equals_areal",
+                proof=TRAINERS + "test_grpo_and_sapo_equal_areal",
                 note="sapo_tau_pos, sapo_tau_neg; a token mean",
                 mode="token-mean",
             ),
@@ -395,7 +395,6 @@ LOSSES = (
                 "ActorWorker with importance_sampling seq; pg_clip stays 0.2 unless set",
                 PPO_CLIPS,
                 "ActorWorker",
-                HOSTS + "test_gspo_equals_roll",
             ),
             ms_swift(
                 "loss_type grpo with importance_sampling_level sequence; epsilon stays 0.2 unless set",
