@@ -64,7 +64,7 @@ def assert_rewards_equal(name: str, case: Case, ids: Tensor | None = None, *, di
     )
 
 
-@claim("openrlhf_advantages", lambda case: not is_alone(case))
+@claim("openrlhf_advantages", where=lambda case: not is_alone(case))
 def test_grpo_equals_openrlhf(case: Case) -> None:
     assert_rewards_equal("grpo@openrlhf", case, divided=True)
 
@@ -76,7 +76,7 @@ def one_group_if_incomplete(case: Case) -> Tensor:
     return ids if whole else torch.zeros_like(ids)
 
 
-@claim("slime_advantages", lambda case: not is_alone(case))
+@claim("slime_advantages", where=lambda case: not is_alone(case))
 def test_grpo_equals_slime(case: Case) -> None:
     divided = case["grpo_std_normalization"]
     name = "grpo@slime" if divided else "dr_grpo"
@@ -96,12 +96,12 @@ def test_dr_grpo_and_rloo_equal_openrlhf(case: Case) -> None:
     assert_rewards_equal(f"{case['estimator']}@openrlhf", case, divided=False)
 
 
-@claim("openrlhf_advantages", is_alone)
+@claim("openrlhf_advantages", where=is_alone)
 def test_a_group_of_one_is_nan_in_openrlhf_and_zero_here(case: Case) -> None:
     assert_alone("grpo@openrlhf", case)
 
 
-@claim("slime_advantages", is_alone)
+@claim("slime_advantages", where=is_alone)
 def test_a_group_of_one_is_nan_in_slime_and_zero_here(case: Case) -> None:
     assert_alone("grpo@slime", case)
 

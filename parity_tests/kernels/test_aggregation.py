@@ -1,4 +1,4 @@
-"""Aggregation: plain loops, TRL's arithmetic, and the cut of a batch into micro-batches."""
+"""Aggregation: plain loops, an older verl's arithmetic, and the cut of a batch into micro-batches."""
 
 import inspect
 import math
@@ -32,40 +32,16 @@ def facts(mask: Tensor) -> dict[str, Any]:
     return {"max_length": LENGTH, "group_ids": torch.arange(mask[..., :1].numel()) % 2 * 5 - 1}
 
 
-def by_row(name: str, token_loss: Tensor, mask: Tensor, *inputs: Tensor, **counts: float) -> Tensor:
-    """A dialect's row, with the counts that upstream takes from the batch."""
-    mode, _, upstream = name.partition("@")
-    sizes = {"rows": mask.shape[0], "width": mask.shape[-1]}
-    dialect = of_kind(losses(), "aggregation")[mode].dialect(upstream)
-    counts = {count: sizes[size] for count, size in dialect.denominators.items()} | counts
-    return reductions.kernel("aggregation", name, **counts)(token_loss, mask, *inputs)
-
-
-@given(batch=token_batches())
-def test_trl_dialects_equal_its_arithmetic(batch: dict[str, Tensor]) -> None:
-    """TRL's `_compute_loss` as written; rows without an unmasked token count as sequences."""
-    x, mask = batch["logprobs"], batch["mask"]
-    size, total = len(x), (x * mask).sum()
-    written = {
-        "token-mean": total / mask.sum().clamp(min=1.0),  # bnpo; dapo with the whole batch's count
-        "seq-mean-token-mean": ((x * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean(),
-        "seq-mean-token-sum": (x * mask).sum(-1).mean(),
-        "seq-mean-token-sum-norm": total / (size * 512),
-    }
-    for mode, theirs in written.items():
-        ours = by_row(f"{mode}@trl", with_junk(x, mask), mask)
-        assert_parity(ours, theirs, terms=x.numel(), magnitude=float(x.abs().max()))
-    dapo = by_row("token-mean@trl", x, mask, num_tokens=40)
-    assert_parity(dapo, total / 40, terms=x.numel(), magnitude=float(x.abs().max()))
-
-
 @given(batch=token_batches())
 def test_verl_before_0_7_1_does_not_divide_its_norm_by_sequences(batch: dict[str, Tensor]) -> None:
-    """verl's agg_loss of 2026-01 as written: the sum over rows, over the padded width."""
+    """`@verl<0.7.1`, whose agg_loss of 2026-01 is the sum over rows, over the padded width."""
     x, mask = batch["logprobs"], batch["mask"]
-    older = by_row("seq-mean-token-sum-norm@verl<0.7.1", with_junk(x, mask), mask)
+    older, now = (
+        reductions.kernel("aggregation", f"seq-mean-token-sum-norm@{upstream}", max_length=x.shape[-1])
+        for upstream in ("verl<0.7.1", "verl")
+    )
+    older, now = older(with_junk(x, mask), mask), now(x, mask)
     assert_parity(older, (x * mask).sum() / x.shape[-1], terms=x.numel(), magnitude=float(x.abs().max()))
-    now = by_row("seq-mean-token-sum-norm@verl", x, mask)
     rows = max(1, int(mask.any(-1).sum()))
     assert_parity(older, now * rows, terms=x.numel(), magnitude=rows * float(x.abs().max()))
 
@@ -79,18 +55,6 @@ def test_a_mode_by_its_own_name_is_that_of_aggregate(batch: dict[str, Tensor]) -
         given = {name: value for name, value in facts(mask).items() if name in (*row.needs, *row.parameters)}
         assert row.kernel() in KERNELS and row.kernel().__name__ == mode.replace("-", "_")
         assert torch.equal(row.kernel()(x, mask, **given), aggregate(x, mask, mode, **given))
-
-
-@given(batch=token_batches())
-def test_prompt_mean_equals_skyrl_as_written(batch: dict[str, Tensor]) -> None:
-    """SkyRL scales what it sums by 1 / (prompts * tokens of the prompt); its prompts are slices of rows."""
-    x, mask = batch["logprobs"], batch["mask"]
-    boundaries = [(start, min(start + 2, len(x))) for start in range(0, len(x), 2)]
-    scaled = torch.zeros_like(x)
-    for start, end in boundaries:
-        scaled[start:end] = x[start:end] / (len(boundaries) * mask[start:end].sum().clamp(min=1))
-    ours = by_row("prompt-mean@skyrl", with_junk(x, mask), mask, torch.arange(len(x)) // 2)
-    assert_parity(ours, (scaled * mask).sum(), terms=x.numel(), magnitude=float(x.abs().max()))
 
 
 def loop(x: Tensor, mask: Tensor, mode: str, counts: dict[str, float], group_ids: list[int]) -> float:

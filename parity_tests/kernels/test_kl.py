@@ -1,6 +1,7 @@
 """KL estimators: slime's as recorded, and what they promise."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -35,71 +36,48 @@ def test_estimator_equals_slime(case: Case) -> None:
     assert_parity(gradient, golden.tensor(case["grad_of_sum"]), **scale, what="gradient")
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@given(batch=token_batches(), seed=st.integers(0, 99))
-def test_k3_corrected_equals_trl_as_written(level: str, batch: dict[str, Tensor], seed: int) -> None:
-    logprobs, old, mask = batch["logprobs"].requires_grad_(), batch["old_logprobs"], batch["mask"]
-    ref = logprobs.detach() + torch.randn(old.shape, generator=torch.Generator().manual_seed(seed))
-    log_ratio = logprobs - old
-    if level == "sequence":
-        log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
-    theirs = (torch.exp(ref - logprobs) - (ref - logprobs) - 1) * log_ratio.exp()
-    kernel = reductions.kernel("kl", "k3_corrected@trl")
-    inputs = (with_junk(x, mask) for x in (old, ref))
-    ours, theirs = kernel(logprobs, *inputs, mask, level=level), torch.where(mask, theirs, 0.0)
-    gradient, their_gradient = (torch.autograd.grad(x.sum(), logprobs)[0] for x in (ours, theirs))
-    largest = max(1.0, float(theirs.detach().abs().max()), float(their_gradient.abs().max()))
-    assert_parity(ours, theirs, terms=logprobs.numel(), magnitude=largest)
-    assert_parity(gradient, their_gradient, terms=logprobs.numel(), magnitude=largest, what="gradient")
-
-
 CLAMPS = st.sampled_from([None, 0.4, 20.0])
+CORRECTED = [(kind, upstream) for kind in ("k1", "k2", "k3") for upstream in ("nemo-rl", "slime")]
 
 
-def upstream_kl(kind: str, log_r: Tensor) -> Tensor:
-    """k1, k2 or k3 as NeMo-RL and slime write them, of log ref - log pi."""
-    return {"k1": -log_r, "k2": log_r**2 / 2, "k3": torch.exp(log_r) - 1 - log_r}[kind]
-
-
-def assert_equal_gradients(ours: Tensor, theirs: Tensor, logprobs: Tensor) -> None:
-    """The same value and the same gradient."""
-    mine, want = (torch.autograd.grad(x.sum(), logprobs)[0] for x in (ours, theirs))
-    largest = max(1.0, float(theirs.detach().abs().max()), float(want.abs().max()))
-    assert_parity(ours, theirs, terms=4, magnitude=largest)
-    assert_parity(mine, want, terms=4, magnitude=largest, what="gradient")
-
-
-@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
-@given(batch=token_batches(), seed=st.integers(0, 99), low=CLAMPS, out=CLAMPS)
-def test_corrected_estimators_equal_nemo_rl(
-    kind: str, batch: dict[str, Tensor], seed: int, low: float | None, out: float | None
+@pytest.mark.parametrize(("kind", "upstream"), [*CORRECTED, ("k3", "trl")])
+@given(batch=token_batches(), seed=st.integers(0, 99), low=CLAMPS, out=CLAMPS, by_sequence=st.booleans())
+def test_a_corrected_estimator_is_the_ratio_times_the_estimator(
+    kind: str,
+    upstream: str,
+    batch: dict[str, Tensor],
+    seed: int,
+    low: float | None,
+    out: float | None,
+    by_sequence: bool,
 ) -> None:
-    """Of k1_corrected, k2_corrected and @nemo-rl: a clamped log ratio leaves the weight no gradient."""
+    """Of k1_corrected, k2_corrected and k3_corrected: @nemo-rl has clamps, @slime one and @trl a level.
+
+    Where the log ratio to the reference is clamped, the weight has no gradient.
+    """
     logprobs, old, mask = batch["logprobs"].requires_grad_(), batch["old_logprobs"], batch["mask"]
-    ref = logprobs.detach() + torch.randn(old.shape, generator=torch.Generator().manual_seed(seed))
+    ref = logprobs.detach() + 3 * torch.randn(old.shape, generator=torch.Generator().manual_seed(seed))
+    options: dict[str, Any] = {"log_ratio_clamp": low, "value_clamp": out}
+    if upstream != "nemo-rl":
+        low, out = None, 10.0 if upstream == "slime" and kind == "k3" else None  # the product's
+        options = {"level": "sequence"} if upstream == "trl" and by_sequence else {}
     for sampler in (old, logprobs.detach()):
-        log_r, weight = ref - logprobs, torch.exp(logprobs - sampler)
+        log_r, log_w = ref - logprobs, logprobs - sampler
+        if "level" in options:
+            log_w = (log_w * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1.0)
+        weight = log_w.exp()
         if low is not None:
             clamped = log_r.clamp(-low, low)
             log_r, weight = clamped, torch.where(log_r == clamped, weight, weight.detach())
-        theirs = weight * upstream_kl(kind, log_r)
+        theirs = weight * {"k1": -log_r, "k2": log_r**2 / 2, "k3": torch.exp(log_r) - 1 - log_r}[kind]
         theirs = torch.where(mask, theirs if out is None else theirs.clamp(-out, out), 0.0)
-        kernel = reductions.kernel("kl", f"{kind}_corrected@nemo-rl", log_ratio_clamp=low, value_clamp=out)
+        kernel = reductions.kernel("kl", f"{kind}_corrected@{upstream}", **options)
         ours = kernel(logprobs, *(with_junk(x, mask) for x in (sampler, ref)), mask)
-        assert_equal_gradients(ours, theirs, logprobs)
-
-
-@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
-@given(batch=token_batches(), seed=st.integers(0, 99))
-def test_corrected_estimators_equal_slime(kind: str, batch: dict[str, Tensor], seed: int) -> None:
-    """Of @slime, whose low_var_kl is k3 with a clamp on the product."""
-    logprobs, old, mask = batch["logprobs"].requires_grad_(), batch["old_logprobs"], batch["mask"]
-    ref = logprobs.detach() + 3 * torch.randn(old.shape, generator=torch.Generator().manual_seed(seed))
-    theirs = torch.exp(logprobs - old) * upstream_kl(kind, ref - logprobs)
-    theirs = torch.where(mask, theirs.clamp(-10, 10) if kind == "k3" else theirs, 0.0)
-    kernel = reductions.kernel("kl", f"{kind}_corrected@slime")
-    ours = kernel(logprobs, *(with_junk(x, mask) for x in (old, ref)), mask)
-    assert_equal_gradients(ours, theirs, logprobs)
+        mine, want = (torch.autograd.grad(x.sum(), logprobs)[0] for x in (ours, theirs))
+        scale = {"terms": max(4, logprobs.numel())}
+        scale["magnitude"] = max(1.0, float(theirs.detach().abs().max()), float(want.abs().max()))
+        assert_parity(ours, theirs, **scale)
+        assert_parity(mine, want, **scale, what="gradient")
 
 
 @given(batch=token_batches())

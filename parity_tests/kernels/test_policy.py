@@ -129,3 +129,20 @@ def test_gmpo_counts_no_clip_where_there_is_no_advantage(shift: float) -> None:
     metrics = policy.gmpo(lp, lp + shift, advantages, mask).metrics
     low, high = (metrics[f"clip_frac_{side}"].value.tolist() for side in ("low", "high"))
     assert (low, high) == ([[False, shift > 0, False]], [[False, False, shift < 0]])
+
+
+def test_a_kl_below_rounding_drops_no_response() -> None:
+    """OpenRLHF/OpenRLHF#1354: the KL of two near probabilities is negative in float32."""
+    lp = torch.full((1, 3), -1.0)
+    near = torch.full((1, 3), -0.99999)
+    loss = policy.flash_reinforce(near, lp, torch.ones(1, 1), lp < 0, delta=0.0).loss
+    assert loss.all()
+
+
+def test_a_missing_teacher_is_a_nan_loss_and_raises_in_trl() -> None:
+    lp = torch.full((1, 2), -1.0, dtype=torch.float64)
+    teacher, mask = torch.tensor([[torch.nan, -2.0]], dtype=torch.float64), lp < 0
+    assert policy.iw_opd(lp, lp, teacher, mask).loss.isnan().all()
+    assert policy.opd(lp, lp, teacher, mask).loss.isnan().tolist() == [[True, False]]
+    dead = torch.tensor([[False, True]])
+    assert policy.iw_opd(lp, lp, teacher, dead).loss.tolist() == [[0.0, -1.5]]

@@ -74,7 +74,7 @@ def load(name: str) -> tuple[Case, ...]:
     path = directory / f"{name}.json"
     if directory != GOLDEN and not path.exists():
         return ()
-    return read(path)
+    return tuple({"file": name, **case} for case in read(path))
 
 
 def read(path: Path) -> tuple[Case, ...]:
@@ -121,15 +121,23 @@ def _without_inputs(record: Case) -> list[Case]:
     return single + [{"id": f"pack{r['pack']}-{r['mode']}", **r} for r in record["packed"]]
 
 
-def claim(name: str, where: Callable[[Case], bool] = lambda case: True) -> Callable[..., Any]:
-    """Parametrize a test by `case`: those of `golden/NAME.json` that `where` selects."""
-    cases = [pytest.param(case, id=f"{name}-{case_id(case)}") for case in load(name) if reads(where, case)]
-    if not cases and directory != GOLDEN:
-        cases = [pytest.param(None, id=name, marks=pytest.mark.skip(f"{directory} has no such case"))]
+def claim(*names: str, where: Callable[[Case], bool] = lambda case: True) -> Callable[..., Any]:
+    """Parametrize a test by `case`: those of `golden/NAME.json` that `where` selects, of each name.
+
+    `case["file"]` is the name.
+    """
+    cases = []
+    for name in names:
+        of_file = [case for case in load(name) if reads(where, case)]
+        cases += [pytest.param(case, id=f"{name}-{case_id(case)}") for case in of_file]
+        if not of_file and directory != GOLDEN:
+            skipped = pytest.mark.skip(f"{directory} has no such case")
+            cases.append(pytest.param(None, id=name, marks=skipped))
 
     def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
-        CLAIMS.setdefault(name, []).append(Claim(where, test))
-        return pytest.mark.golden(pytest.mark.parametrize("case", cases)(_named(name, test)))
+        for name in names:
+            CLAIMS.setdefault(name, []).append(Claim(where, test))
+        return pytest.mark.golden(pytest.mark.parametrize("case", cases)(_named(test)))
 
     return decorate
 
@@ -142,7 +150,7 @@ def reads(where: Callable[[Case], bool], case: Case) -> bool:
         return True
 
 
-def _named(name: str, test: Callable[..., Any]) -> Callable[..., Any]:
+def _named(test: Callable[..., Any]) -> Callable[..., Any]:
     """The test, with the file and the case at the beginning of its failures."""
 
     @functools.wraps(test)
@@ -153,7 +161,7 @@ def _named(name: str, test: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:
             missing = isinstance(error, KeyError) and "not recorded; max error inf: no key "
             what = missing or ("" if isinstance(error, AssertionError) else f"{type(error).__name__}: ")
-            where = f"{directory / name}.json, case {case_id(case)}"
+            where = f"{directory / case['file']}.json, case {case_id(case)}"
             raise AssertionError(f"{where}: {what}{error}").with_traceback(error.__traceback__) from None
 
     return named

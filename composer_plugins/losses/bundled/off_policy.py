@@ -3,20 +3,16 @@
 from dataclasses import replace
 from functools import partial
 
-from composer_plugins.losses.bundled.policy import OLD, ROLL_METHODS, ROLLOUT, policy, roll
+from composer_plugins.losses.bundled.policy import OLD, RECORDED, ROLLOUT, policy, roll
 from composer_plugins.losses.bundled.shared import CLIPS, LOG_RATIO_CLAMP, PPO_CLIPS
 from composer_plugins.losses.row import Dialect, Parameter
-
-QUADRATIC, TAPERED = "kernels/test_quadratic.py::", "kernels/test_tapered.py::"
-REWEIGHTED, GATED = "kernels/test_reweighted.py::", "kernels/test_gated.py::"
-BALANCED, BOUNDS = "kernels/test_balanced.py::", "kernels/test_bounds.py::"
-RECORDED = "golden/test_policy_off_policy.py::"
 
 TRINITY = "Trinity-RFT 0.6.0 trinity/algorithm/policy_loss_fn"
 
 # Fields that many rows share. A row may override them.
 with_ratio = partial(policy, needs=OLD, mode="token-mean")
-trinity = partial(Dialect, upstream="trinity-rft")
+recorded = partial(Dialect, proof=RECORDED)
+trinity = partial(recorded, upstream="trinity-rft")
 
 TAU = Parameter(
     "coefficient of the squared log ratio of the response", low=0, example=0.1, weighs_a_penalty=True
@@ -32,16 +28,14 @@ LOSSES = (
         paper="arXiv 2401.16025",
         parameters={"epsilon": Parameter("the shift of the ratio at which the loss is least", low=0.01)},
         dialects=(
-            Dialect(
+            recorded(
                 upstream="spo",
                 params={"epsilon": 0.2},
                 source="MyRepositories-hub/Simple-Policy-Optimization atari/trainer.py@9fdeda3 "
                 "compute_policy_loss",
-                proof=RECORDED + "test_spo_equals_its_authors",
                 note="algo spo; --epsilon; for control tasks, a mean over steps",
             ),
         ),
-        proof=QUADRATIC + "test_a_penalty_is_what_a_loop_over_tokens_makes_of_it",
     ),
     policy(
         name="drpo",
@@ -54,18 +48,16 @@ LOSSES = (
         },
         mode="seq-mean-token-sum",
         dialects=(
-            Dialect(
+            recorded(
                 upstream="unirl",
                 params={"delta": 12.5, "log_ratio_clamp": 20.0},
                 source="Tencent-Hunyuan/UniRL unirl/algorithms/drpo.py@1a7b501 _drpo_loss",
-                proof=RECORDED + "test_drpo_equals_its_authors",
                 note="drpo_epsilon is delta; the recipe sets loss_agg_mode seq-mean-token-sum-norm with the "
                 "longest response as constant (token-mean is the code's default); penalty_mu_weighted false "
                 "is spo on the rollout policy",
                 mode="seq-mean-token-sum-norm",
             ),
         ),
-        proof=QUADRATIC + "test_a_penalty_is_what_a_loop_over_tokens_makes_of_it",
     ),
     with_ratio(
         name="kimi_k15",
@@ -75,7 +67,6 @@ LOSSES = (
         parameters={"tau": TAU},
         mode="seq-mean-token-sum",
         advantage="dr_grpo",
-        proof=QUADRATIC + "test_kimi_k15_is_the_regression_of_its_paper",
     ),
     with_ratio(
         name="topr",
@@ -93,7 +84,6 @@ LOSSES = (
             trinity(
                 params={"level": "token"},
                 source=f"{TRINITY}/topr_policy_loss.py",
-                proof=RECORDED + "test_topr_equals_trinity",
                 note="policy_loss_fn topr; advantage_threshold (0) is where a response counts as bad",
                 mode="token-mean",
             ),
@@ -101,10 +91,9 @@ LOSSES = (
                 "pg_variant topr; the score, and not the advantage, says whether a response is bad; "
                 "topr_positive_weight and topr_negative_weight are 1",
                 {"level": "token"},
-                proof=ROLL_METHODS,
+                proof=RECORDED,
             ),
         ),
-        proof=TAPERED + "test_a_taper_is_what_a_loop_over_tokens_makes_of_it",
     ),
     with_ratio(
         name="rec",
@@ -137,13 +126,11 @@ LOSSES = (
                     "outer_high": 2.0,
                 },
                 source=f"{TRINITY}/rec_policy_loss.py",
-                proof=RECORDED + "test_rec_equals_trinity",
                 note="clip_mode, weight (importance_sampling is ratio), epsilon_low, epsilon_high, "
                 "epsilon_low_prime, epsilon_high_prime; nothing is clipped unless clip_mode is set; "
                 "its clip of whole sequences, the weight advantage and the regularizers are not available",
             ),
         ),
-        proof=TAPERED + "test_a_taper_is_what_a_loop_over_tokens_makes_of_it",
     ),
     policy(
         name="opmd",
@@ -157,11 +144,9 @@ LOSSES = (
             trinity(
                 params={"tau": 1.0},
                 source=f"{TRINITY}/opmd_policy_loss.py",
-                proof=RECORDED + "test_opmd_equals_trinity",
                 note="policy_loss_fn opmd",
             ),
         ),
-        proof=TAPERED + "test_a_taper_is_what_a_loop_over_tokens_makes_of_it",
     ),
     with_ratio(
         name="sppo",
@@ -174,11 +159,9 @@ LOSSES = (
             trinity(
                 params={"epsilon": 0.3},
                 source=f"{TRINITY}/sppo_loss_fn.py",
-                proof=RECORDED + "test_sppo_equals_trinity",
                 note="policy_loss_fn sppo; the value of a clipped token is 0",
             ),
         ),
-        proof=TAPERED + "test_a_taper_is_what_a_loop_over_tokens_makes_of_it",
     ),
     policy(
         name="luffy",
@@ -188,17 +171,15 @@ LOSSES = (
         parameters={"gamma": Parameter("the probability whose token has the largest gradient", low=1e-6)},
         mode="token-mean",
         dialects=(
-            Dialect(
+            recorded(
                 upstream="luffy",
                 params={"gamma": 0.1},
                 source="ElliottYan/LUFFY luffy/verl/verl/mix_src/mix_core_alg.py@01f4ae0 "
                 "compute_token_on_off_policy_loss",
-                proof=RECORDED + "test_luffy_equals_its_authors",
                 note="off_policy_reshape p_div_p_0.1, on the tokens of prefix_mask; its scripts set "
                 "loss_remove_token_mean, which divides the sum by the padded width",
             ),
         ),
-        proof=TAPERED + "test_a_taper_is_what_a_loop_over_tokens_makes_of_it",
     ),
     with_ratio(
         name="fipo",
@@ -217,18 +198,16 @@ LOSSES = (
             "safety": Parameter("where A < 0 and the ratio is above this, the weight is at most 1", low=1),
         },
         dialects=(
-            Dialect(
+            recorded(
                 upstream="ms-swift",
                 params=PPO_CLIPS | {"half_life": 32.0, "weight_low": 1.0, "weight_high": 1.2, "safety": 4.0},
                 source="ms-swift 4.6.0 swift/rlhf_trainers/grpo_trainer.py _compute_fipo_influence, "
                 "_compute_loss_and_metrics",
-                proof=RECORDED + "test_fipo_equals_ms_swift",
                 note="loss_type fipo; delta is ratio_cap; fipo_decay_rate is half_life; fipo_clip_range c is "
                 "weight_high = 1 + c and weight_low = 1, or 1 - c with fipo_clip_high_only false; "
                 "fipo_safety_threshold is safety",
             ),
         ),
-        proof=REWEIGHTED + "test_a_weight_is_what_a_loop_over_tokens_makes_of_it",
     ),
     with_ratio(
         name="aspo",
@@ -237,18 +216,16 @@ LOSSES = (
         paper="arXiv 2510.06062",
         parameters=CLIPS | {"dual_clip": Parameter("the largest weight, which keeps its gradient", low=1)},
         dialects=(
-            Dialect(
+            recorded(
                 upstream="archer",
                 params=PPO_CLIPS | {"dual_clip": 3.0},
                 source="wizard-III/Archer2.0 verl/trainer/ppo/core_algos.py@b08d963 "
                 "compute_policy_loss_archer",
-                proof=RECORDED + "test_aspo_equals_its_authors",
                 note="negative_low_entropy_clip_ratio_low and positive_low_entropy_clip_ratio_high are the "
                 "clips, negative_clip_ratio_c and positive_clip_ratio_c the dual clip; tokens of high "
                 "entropy have clips of 0.4 there; the value at the dual clip differs",
             ),
         ),
-        proof=REWEIGHTED + "test_a_weight_is_what_a_loop_over_tokens_makes_of_it",
     ),
     with_ratio(
         name="up_grpo",
@@ -260,7 +237,6 @@ LOSSES = (
             "dual_clip": Parameter("bound on the loss where A <= 0, in units of |A|", low=1),
         },
         mode="seq-mean-token-mean",
-        proof=REWEIGHTED + "test_a_weight_is_what_a_loop_over_tokens_makes_of_it",
     ),
     with_ratio(
         name="ce_gppo",
@@ -274,16 +250,14 @@ LOSSES = (
             "dual_clip": DUAL_CLIP,
         },
         dialects=(
-            Dialect(
+            recorded(
                 upstream="ce-gppo",
                 params={**PPO_CLIPS, "beta_low": 0.75, "beta_high": 1.0, "dual_clip": 10.0},
                 source="Kwai-Klear/CE-GPPO verl/trainer/ppo/core_algos.py@10558fe "
                 "compute_gppo_loss_general_beta, recipe/dapo/7B_perf_run_gppo_v1*.sh",
-                proof=RECORDED + "test_ce_gppo_equals_its_authors",
                 note="gppo_loss_beta1 is beta_low, gppo_loss_beta2 is beta_high (0.25 and 1 in the function)",
             ),
         ),
-        proof=BOUNDS + "test_a_bound_is_what_a_loop_over_tokens_makes_of_it",
     ),
     with_ratio(
         name="dcpo",
@@ -297,16 +271,14 @@ LOSSES = (
         },
         mode="seq-mean-token-mean",
         dialects=(
-            Dialect(
+            recorded(
                 upstream="dcpo",
                 params={"epsilon_low": 0.16, "epsilon_high": 0.2, "ratio_max": 10.0, "dual_clip": 10.0},
                 source="lime-RL/DCPO verl/trainer/ppo/core_algos.py@01787b0 compute_policy_loss_dcpo",
-                proof=RECORDED + "test_dcpo_equals_its_authors",
                 note="loss_mode dcpo, clip_type dynamic; clip_ratio_low, clip_ratio_high; clip_ratio_c is "
                 "dual_clip, and ratio_max is it too, but at least 10; loss_agg_mode only-token-mean",
             ),
         ),
-        proof=BOUNDS + "test_a_bound_is_what_a_loop_over_tokens_makes_of_it",
     ),
     with_ratio(
         name="cpgd",
@@ -318,15 +290,13 @@ LOSSES = (
         },
         mode="seq-mean-token-mean",
         dialects=(
-            Dialect(
+            recorded(
                 upstream="lightrft",
                 params=PPO_CLIPS,
                 source="opendilab/LightRFT lightrft/models/loss.py@49e62cb PolicyLoss",
-                proof=RECORDED + "test_cpgd_equals_lightrft",
                 note="use_cpg_loss; clip_eps is both; the logarithms of the bounds are float32",
             ),
         ),
-        proof=BOUNDS + "test_a_bound_is_what_a_loop_over_tokens_makes_of_it",
     ),
     policy(
         name="flash_reinforce",
@@ -341,16 +311,14 @@ LOSSES = (
         },
         mode="seq-mean-token-mean",
         dialects=(
-            Dialect(
+            recorded(
                 upstream="openrlhf",
                 source="OpenRLHF 0.11.2 openrlhf/models/loss.py PolicyLoss",
-                proof=RECORDED + "test_flash_reinforce_equals_openrlhf",
                 note="--algo.advantage.is_correction_level seq, is_correction_gating binary_kl; "
                 "is_correction_threshold is delta; equal at the one step of a batch, where pi is its "
                 "old policy",
             ),
         ),
-        proof=GATED + "test_a_gate_is_what_a_loop_over_tokens_makes_of_it",
     ),
     policy(
         name="cppo",
@@ -372,7 +340,6 @@ LOSSES = (
             "ratio_cap": Parameter("the ratio, as a weight, is capped here; the authors' code: 20", low=1),
         },
         mode="seq-mean-token-mean",
-        proof=GATED + "test_a_gate_is_what_a_loop_over_tokens_makes_of_it",
     ),
     policy(
         name="tvpo",
@@ -389,17 +356,15 @@ LOSSES = (
         },
         mode="token-mean",
         dialects=(
-            Dialect(
+            recorded(
                 upstream="open-instruct",
                 params=PPO_CLIPS | {"weight_cap": 2.0},
                 source="allenai/open-instruct open_instruct/grpo_utils.py@e6c3044 compute_rho_correction, "
                 "compute_grpo_loss",
-                proof=RECORDED + "test_tvpo_equals_open_instruct",
                 note="rho_mask_tv_divergence; rho_mask_upper_bound is threshold (it must be above 1 there), "
                 "rho_clamp_upper_bound is weight_cap; clip_lower, clip_higher",
             ),
         ),
-        proof=GATED + "test_a_gate_is_what_a_loop_over_tokens_makes_of_it",
     ),
     with_ratio(
         name="bapo",
@@ -424,7 +389,7 @@ LOSSES = (
             "log_ratio_clamp": LOG_RATIO_CLAMP,
         },
         dialects=(
-            Dialect(
+            recorded(
                 upstream="bapo",
                 params={
                     "ratio_low": 0.6,
@@ -440,12 +405,10 @@ LOSSES = (
                 },
                 source="WooooDyy/BAPO recipe/bapo/policy_loss.py@7287044 compute_policy_loss_bapo, "
                 "config/bapo_trainer.yaml",
-                proof=RECORDED + "test_bapo_equals_its_authors",
                 note="ratio_lower_start, ratio_lower_max, ratio_lower_step, and so on; adv_ratio_target t is "
                 "share = t / (1 + t); the sums are over all ranks",
             ),
         ),
-        proof=BALANCED + "test_bapo_is_what_its_search_finds",
     ),
     with_ratio(
         name="m2po",
@@ -459,14 +422,12 @@ LOSSES = (
             "least_high": Parameter("the upper bound is at least 1 + least_high", low=0),
         },
         dialects=(
-            Dialect(
+            recorded(
                 upstream="m2po",
                 params={"budget": 0.04},
                 source="Infini-AI-Lab/M2PO verl/trainer/ppo/core_algos.py@af54a3e compute_m2po_policy_loss",
-                proof=RECORDED + "test_m2po_equals_its_authors",
                 note="M2_budget; miniclip_low and miniclip_high (off) are least_low and least_high",
             ),
         ),
-        proof=BALANCED + "test_m2po_is_what_its_search_finds",
     ),
 )

@@ -47,10 +47,10 @@ GOLDEN = "golden/test_policy.py::"
 TRAINERS = "golden/test_policy_trainers.py::"
 HOSTS = "golden/test_policy_hosts.py::"
 
-policy = partial(Loss, kind="policy")
 # Fields that many rows share. A row may override them. The ratio is to the old policy.
-with_ratio = partial(policy, needs=OLD, proof=ORACLE)
-without_ratio = partial(policy, needs=("logprobs", "advantages", "mask"), proof=ORACLE)
+policy = partial(Loss, kind="policy", proof=ORACLE)
+with_ratio = partial(policy, needs=OLD)
+without_ratio = partial(policy, needs=("logprobs", "advantages", "mask"))
 clipped = partial(
     with_ratio,
     parameters=BOUNDS,
@@ -81,8 +81,8 @@ def torchtitan(note: str) -> Dialect:
     )
 
 
-# ROLL's methods alone, without the reduction of their worker.
-ROLL_METHODS = "golden/test_policy_off_policy.py::test_losses_equal_roll"
+# Sums over tokens: of ROLL, its methods alone, without the reduction of their worker.
+RECORDED = "golden/test_policy_off_policy.py::test_losses_equal_their_authors"
 
 
 def roll(
@@ -209,7 +209,7 @@ LOSSES = (
                 upstream="areal",
                 params=PPO_CLIPS,
                 source="inclusionAI/AReaL areal/utils/functional/functional.py@4aef98d ppo_actor_loss_fn",
-                proof=TRAINERS + "test_grpo_equals_areal",
+                proof=TRAINERS + "test_grpo_and_sapo_equal_areal",
                 note="eps_clip, eps_clip_higher, c_clip are clip_low, clip_high, dual_clip; no clamp; a "
                 "token mean",
                 mode="token-mean",
@@ -337,7 +337,7 @@ LOSSES = (
                 upstream="areal",
                 params={"tau_pos": 1.0, "tau_neg": 1.05},
                 source="inclusionAI/AReaL areal/utils/functional/functional.py@4aef98d sapo_loss_fn",
-                proof=TRAINERS + "test_sapo_equals_areal",
+                proof=TRAINERS + "test_grpo_and_sapo_equal_areal",
                 note="sapo_tau_pos, sapo_tau_neg; a token mean",
                 mode="token-mean",
             ),
@@ -395,7 +395,6 @@ LOSSES = (
                 "ActorWorker with importance_sampling seq; pg_clip stays 0.2 unless set",
                 PPO_CLIPS,
                 "ActorWorker",
-                HOSTS + "test_gspo_equals_roll",
             ),
             ms_swift(
                 "loss_type grpo with importance_sampling_level sequence; epsilon stays 0.2 unless set",
@@ -627,7 +626,7 @@ LOSSES = (
                 "pg_variant kimi15, which squares the log ratio of each token and not that of the "
                 "response (kimi_k15); kimi15_tau is beta",
                 {"beta": 0.1},
-                proof=ROLL_METHODS,
+                proof=RECORDED,
             ),
         ),
     ),
@@ -662,7 +661,6 @@ LOSSES = (
         paper="no paper: tinker-docs.thinkingmachines.ai/losses",
         needs=ROLLOUT,
         mode="token-sum",
-        proof=ORACLE,
         dialects=(
             Dialect(
                 upstream="tinker",

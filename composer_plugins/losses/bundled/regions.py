@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from composer_plugins.losses.bundled.policy import OLD, ORACLE, ROLLOUT, ms_swift, policy, roll
+from composer_plugins.losses.bundled.policy import OLD, ROLLOUT, ms_swift, policy, roll
 from composer_plugins.losses.bundled.shared import (
     CLIPS,
     LOG_RATIO_CLAMP,
@@ -35,7 +35,6 @@ PRIME_RL = "src/prime_rl/trainer/rl/loss.py"
 REGIONS = "golden/test_regions.py"
 PRIME = "golden/test_prime_rl.py"
 COVARIANCE = "kernels/test_covariance.py"
-DISTILLATION = "kernels/test_distilled.py"
 
 # Fields that many rows share. A row may override them.
 dppo = partial(policy, gradient="score", paper="arXiv 2602.04879", needs=ROLLOUT, mode="token-mean")
@@ -93,7 +92,6 @@ LOSSES = (
                 "pull request 3418 of 2026-08-27, which made ipo the default",
             ),
         ),
-        proof=ORACLE,
     ),
     dppo(
         name="dppo_kl",
@@ -119,7 +117,6 @@ LOSSES = (
                 "whatever they measure, and its documentation recommends 0.05",
             ),
         ),
-        proof=ORACLE,
     ),
     *(
         dppo(
@@ -169,7 +166,6 @@ LOSSES = (
                 "advantage",
             ),
         ),
-        proof=f"{PRIME}::test_losses_equal_prime_rl",
     ),
     policy(
         name="ipo_centered",
@@ -194,7 +190,6 @@ LOSSES = (
             "kl_tau": KL_TAU,
         },
         mode="token-mean",
-        proof="kernels/test_regions.py::test_kpop_keeps_what_is_near_in_both_directions_of_the_kl",
     ),
     policy(
         name="minirl",
@@ -220,7 +215,6 @@ LOSSES = (
                 mode="token-mean",
             ),
         ),
-        proof="kernels/test_regions.py::test_minirl_is_clipped_by_the_old_policy_and_weighted_by_the_rollouts",
     ),
     policy(
         name="masked_is",
@@ -277,7 +271,6 @@ LOSSES = (
                 {"token_low": 0.0, "token_high": MAX, "ratio_cap": 1.0},
             ),
         ),
-        proof=f"{PRIME}::test_losses_equal_prime_rl",
     ),
     policy(
         name="opsm",
@@ -315,7 +308,6 @@ LOSSES = (
                 clip_high=0.2,
             ),
         ),
-        proof="kernels/test_regions.py::test_opsm_drops_a_bad_sequence_that_has_drifted_and_nothing_else",
     ),
     covariance(
         name="clip_cov",
@@ -386,7 +378,6 @@ LOSSES = (
                 "advantages are the cookbook's, the loss on them (importance_sampling) is the service's",
             ),
         ),
-        proof=f"{DISTILLATION}::test_opd_is_what_a_loop_over_tokens_makes_of_it",
     ),
     distillation(
         name="ref_kl",
@@ -415,7 +406,6 @@ LOSSES = (
                 note="called opd; the task's advantages choose the side of its region",
             ),
         ),
-        proof=f"{PRIME}::test_losses_equal_prime_rl",
     ),
     distillation(
         name="iw_opd",
@@ -434,6 +424,5 @@ LOSSES = (
                 note="iw_opd_gamma, iw_opd_epsilon",
             ),
         ),
-        proof=f"{DISTILLATION}::test_iw_opd_is_what_a_loop_over_tokens_makes_of_it",
     ),
 )
