@@ -63,7 +63,7 @@ NOT_CALLED = "nothing: verl's own estimator and loss run"
 OWN_OPTIONS = "nothing: our functions see their own options only"
 WHY = {"options that nothing reads": NOT_CALLED, "nothing of ours": NOT_CALLED}
 SAYS_NOTHING = """
-a critic; an advantage beside another estimator; bad rewards beside another estimator;
+a critic; an advantage beside another estimator;
 a policy beside verl's loss; an advantage that only the workers see;
 a policy in the workers beside verl's loss;
 DPPO around the trainer's policy; DPPO without the engine's log-probabilities
@@ -73,7 +73,6 @@ CASES: tuple[Case, ...] = (
     *(Case(name, changes, why=WHY.get(name, "")) for name, changes in MISTAKES.items()),
     Case("a misspelt option of the actor", SYNC | actor(clip_ratio_hgh=0.28)),
     data("a data set without hints", LIVE, privileged_context=None),
-    data("a data set without pairs", SIMPO, chosen=None),
     data("an empty hint", LIVE, privileged_context=["ok", " "]),
     data("a hint that is a number", LIVE, privileged_context=[7.0]),
     data("a hint longer than the model takes", LIVE, privileged_context=["x" * 600]),
