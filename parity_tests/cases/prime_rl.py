@@ -169,8 +169,7 @@ def row(case: Case) -> Row:
         told = in_words(error)
     loss = tomllib.loads(case.text)["trainer"]["loss"]
     is_ours = loss.get("type") == "custom"
-    why = "" if is_ours else "nothing: PRIME-RL trains with its own loss"
-    return Row(case.name, told, *said(_stages(loss) if is_ours else ()), why)
+    return Row(case.name, told, *said(_stages(loss) if is_ours else ()), may_be_silent=not is_ours)
 
 
 def _stages(loss: dict[str, Any]) -> Iterator[Stage]:
