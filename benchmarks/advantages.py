@@ -11,7 +11,6 @@ from benchmarks.timing import THREADS, best_seconds
 from composer_plugins.kernels import advantages
 
 ROWS, GROUP = (4096, 65536), (8, 16)
-LOOPS_GOAL, VECTORISED_GOAL = 20.0, 1.0
 
 
 def batch(rows: int) -> tuple[Tensor, Tensor, Tensor]:

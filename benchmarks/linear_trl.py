@@ -7,19 +7,17 @@ small layer. The unit is one tensor of logits, [B, T, V] in float32.
 """
 
 import argparse
-import tempfile
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.timing import THREADS, peak_bytes, peak_of
-from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
+from benchmarks.trainer_step import scripted
 from composer_plugins.recipes.codebook.task import make_tokenizer
 
 SHAPE, HIDDEN, GOAL = (4, 512, 32000), 64, 0.3
@@ -38,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def trainer(case: str, shape: tuple[int, int, int], fused_linear: bool) -> ComposerGRPOTrainer:
+def trainer(case: str, shape: tuple[int, int, int], fused_linear: bool) -> Any:
     """A trainer whose completions, chosen and rejected answers all have T tokens."""
     rows, length, vocab = shape
     torch.manual_seed(0)
@@ -52,30 +50,9 @@ def trainer(case: str, shape: tuple[int, int, int], fused_linear: bool) -> Compo
         for side, digit in (("chosen", 5), ("rejected", 6))
     }
     row = {"prompt": "a?", "privileged_context": "[12]", **pairs}
-
-    def rollout(prompts: list[str], made: Any) -> dict[str, Any]:
-        ids = [[3 + (i + t) % 10 for t in range(length)] for i in range(len(prompts))]
-        return {"prompt_ids": tokenizer(prompts)["input_ids"], "completion_ids": ids, "logprobs": None}
-
-    return ComposerGRPOTrainer(
-        model=Qwen3ForCausalLM(config),
-        reward_funcs=lambda completion_ids, **_: [float(ids[0]) for ids in completion_ids],
-        args=ComposerGRPOConfig(
-            output_dir=tempfile.mkdtemp(),
-            per_device_train_batch_size=rows,
-            num_generations=rows,
-            max_completion_length=length,
-            report_to="none",
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            fused_linear=fused_linear,
-            **CASES[case],
-        ),
-        train_dataset=Dataset.from_list([row] * rows),
-        processing_class=tokenizer,
-        rollout_func=rollout,
-    )
+    options = CASES[case] | {"fused_linear": fused_linear}
+    model = Qwen3ForCausalLM(config)
+    return scripted(model, tokenizer, row, (rows, length), options, num_generations=rows)
 
 
 def loss(case: str, made: Any) -> Callable[[], None]:

@@ -38,39 +38,49 @@ RUNS: dict[str, dict[str, Any] | None] = {
 }
 
 
-def trainer(options: dict[str, Any] | None, tokenizer: PreTrainedTokenizerFast) -> GRPOTrainer:
-    """A trainer whose rollouts are scripted: every completion has COMPLETION tokens."""
-    torch.manual_seed(0)
-    sizes = {"intermediate_size": 384, "num_hidden_layers": 3, "max_position_embeddings": 256}
-    model = Qwen3ForCausalLM(Qwen3Config(**tiny_config(4096, 128, **sizes)))
-    row = {"prompt": "a?", "privileged_context": "[12]", "chosen": "12" * 16, "rejected": "34" * 16}
+def scripted(
+    model: Any,
+    tokenizer: PreTrainedTokenizerFast,
+    row: dict[str, Any],
+    sizes: tuple[int, int],
+    options: dict[str, Any] | None,
+    **more: Any,
+) -> GRPOTrainer:
+    """A trainer of these rows and tokens, whose rollouts are scripted; without options it is TRL's own."""
+    rows, length = sizes
 
     def rollout(prompts: list[str], made: GRPOTrainer) -> dict[str, Any]:
-        ids = [[3 + (i + t) % 10 for t in range(COMPLETION)] for i in range(len(prompts))]
-        prompt_ids = tokenizer(prompts)["input_ids"]
-        return {"prompt_ids": prompt_ids, "completion_ids": ids, "logprobs": None}
+        ids = [[3 + (i + t) % 10 for t in range(length)] for i in range(len(prompts))]
+        return {"prompt_ids": tokenizer(prompts)["input_ids"], "completion_ids": ids, "logprobs": None}
 
-    made = (GRPOTrainer if options is None else ComposerGRPOTrainer)(
+    return (GRPOTrainer if options is None else ComposerGRPOTrainer)(
         model=model,
         reward_funcs=lambda completion_ids, **_: [sum(ids) % 7 / 7 for ids in completion_ids],
         args=(GRPOConfig if options is None else ComposerGRPOConfig)(
             output_dir=tempfile.mkdtemp(),
-            max_steps=STEPS,
-            per_device_train_batch_size=ROWS,
-            max_completion_length=COMPLETION,
+            per_device_train_batch_size=rows,
+            max_completion_length=length,
             report_to="none",
-            save_strategy="no",
             use_cpu=True,
             bf16=False,
             gradient_checkpointing=False,
-            disable_tqdm=True,
-            logging_strategy="no",
+            **more,
             **(options or {}),
         ),
-        train_dataset=Dataset.from_list([row] * ROWS),
+        train_dataset=Dataset.from_list([row] * rows),
         processing_class=tokenizer,
         rollout_func=rollout,
     )
+
+
+def trainer(options: dict[str, Any] | None, tokenizer: PreTrainedTokenizerFast) -> GRPOTrainer:
+    """A trainer with a three-layer Qwen3, whose completions have COMPLETION tokens each."""
+    torch.manual_seed(0)
+    sizes = {"intermediate_size": 384, "num_hidden_layers": 3, "max_position_embeddings": 256}
+    model = Qwen3ForCausalLM(Qwen3Config(**tiny_config(4096, 128, **sizes)))
+    row = {"prompt": "a?", "privileged_context": "[12]", "chosen": "12" * 16, "rejected": "34" * 16}
+    quiet = {"save_strategy": "no", "disable_tqdm": True, "logging_strategy": "no"}
+    made = scripted(model, tokenizer, row, (ROWS, COMPLETION), options, max_steps=STEPS, **quiet)
     made.remove_callback(PrinterCallback)
     return made
 

@@ -15,13 +15,17 @@ from types import ModuleType
 from typing import Any
 
 
+def any_name(owner: Any, name: str) -> Any:
+    """As `__getattr__`: a class of this name, unless Python itself looks for it."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return Named(name, (Anything,), {})
+
+
 class Named(type):
     """The type of stand-ins: a class in which every name is another one, in all operations of annotations."""
 
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return stand_in(name)
+    __getattr__ = any_name
 
     def __or__(cls, other: Any) -> Any:
         return Any
@@ -33,16 +37,13 @@ class Named(type):
 class Anything(metaclass=Named):
     """A class that takes any arguments, for a base class, an annotation or a decorator."""
 
+    __getattr__ = any_name
+
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
     def __call__(self, *arguments: Any, **_: Any) -> Any:
         """As a decorator, the function itself."""
         return arguments[0] if arguments else self
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return stand_in(name)
 
     def __class_getitem__(cls, _: Any) -> Any:
         return cls
@@ -53,20 +54,13 @@ class Anything(metaclass=Named):
         return schema_of(Any)
 
 
-def stand_in(name: str) -> Any:
-    """A class of this name."""
-    return Named(name, (Anything,), {})
-
-
 class Empty(ModuleType):
     """A module in which every name is a class of its own."""
 
     __version__ = "0"
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        found = stand_in(name)
+        found = any_name(self, name)
         setattr(self, name, found)
         return found
 

@@ -1,13 +1,14 @@
 """Mistakes in a config or a data set of TRL. The config is made, then the trainer, then the first step."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from datasets import Dataset
-from peft import IA3Config, LoKrConfig, LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from peft import IA3Config, LoraConfig, PromptTuningConfig, get_peft_model
 from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer, RLOOTrainer
 
@@ -19,7 +20,7 @@ from composer_plugins.adapters.trl_mixin import (
 )
 from composer_plugins.errors import ComposerError
 from composer_plugins.objective.resolve import examine
-from parity_tests.cases.recorded import Row, Stage, findings_in_words, in_words, replaced, said
+from parity_tests.cases.recorded import Row, Stage, findings_in_words, in_words, said
 from parity_tests.cases.trl_trainers import Bypassing, mixed
 from parity_tests.rigs import tiny, tool_calls
 from parity_tests.rigs.tiny import GOOD
@@ -41,31 +42,35 @@ SEQUENCE_MASK = {"use_vllm": True, "vllm_importance_sampling_mode": "sequence_ma
 COMPILED = {"torch_compile": True, "torch_compile_backend": "eager", **NO_LENGTH}
 QV = {"target_modules": ["q_proj", "v_proj"]}
 TOKENS = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 3}
-Make = Callable[[], Any]
-Mistake = tuple[str, Make]  # as a user writes it, and a call that makes it
+Make = Callable[[], Any]  # makes a mistake
 
 
 class Case(NamedTuple):
-    """A mistake in the options, in a row of the data, or in what the trainer is given."""
+    """A mistake: what is run until something is said, and the options that the doctor is given."""
 
     name: str
-    options: dict[str, Any] = {}
-    rows: dict[str, Any] | None = None  # columns of the last row, in place of the sound ones
-    every_row: bool = False  # whether they are those of every row
-    change: str = ""  # as written, where it is neither options nor columns
-    make: Make | None = None  # another way to make the trainer
-    when: str = TRAINER  # what `make` does
+    stages: list[Stage]
+    options: dict[str, Any] | None = None
 
 
-def written(options: dict[str, Any]) -> str:
-    """Options or columns as a user writes them."""
-    return ", ".join(f"{key}={value!r}" for key, value in options.items())
+def of_options(name: str, options: dict[str, Any]) -> Case:
+    """A mistake in the options: the config is made, then the trainer."""
+    config = partial(ComposerGRPOConfig, SCRATCH.name, **CPU, **options)
+    return Case(name, [(CONFIG, config), (TRAINER, partial(tiny.trainer, **options))], options)
 
 
-def without(column: str, **options: Any) -> Mistake:
+def of_rows(name: str, columns: dict[str, Any], *, every: bool = False) -> Case:
+    """A mistake in columns of the last row, or of every row."""
+    sound = {**GOOD, "n_teachers_agreeing": 1.0}
+    wrong = sound | columns
+    rows = [*[wrong if every else sound] * 3, wrong]
+    # A rollout_func may return hints, so that the columns alone do not say that there are none.
+    return Case(name, [(TRAINER, on(rows, scripted=not every, **BOTH))])
+
+
+def without(column: str, **options: Any) -> Make:
     """Make a trainer on a data set without a column."""
-    rows = [{key: value for key, value in GOOD.items() if key != column}] * 4
-    return written(options), on(rows, **options)
+    return on([{key: value for key, value in GOOD.items() if key != column}] * 4, **options)
 
 
 def on(rows: list[dict[str, Any]], **options: Any) -> Make:
@@ -84,14 +89,14 @@ def streamed(rows: list[dict[str, Any]]) -> Any:
     return Dataset.from_list(rows).to_iterable_dataset()
 
 
-def with_template(shown: str, template: str, **options: Any) -> Mistake:
+def with_template(template: str, **options: Any) -> Make:
     """Make a trainer on messages whose tokenizer has this chat template, and tokens for a tag."""
     tokenizer = tiny.tokenizer(template)
     tokenizer.add_tokens(["<t>", "</t>"])
-    return shown, on([GOOD | CHAT] * 4, arguments={"processing_class": tokenizer}, **options)
+    return on([GOOD | CHAT] * 4, arguments={"processing_class": tokenizer}, **options)
 
 
-def parsed(yaml: str, *words: str) -> Mistake:
+def parsed(yaml: str, *words: str) -> Make:
     """Read the options from a YAML file and from the command line."""
 
     def parse() -> None:
@@ -99,29 +104,27 @@ def parsed(yaml: str, *words: str) -> Mistake:
         given = ["--config", str(file), "--output_dir", SCRATCH.name, *words]
         ComposerParser((ComposerGRPOConfig,)).parse_args_and_config(given)
 
-    return " ".join(words) or yaml, parse
+    return parse
 
 
-def rolled_out(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Mistake:
+def rolled_out(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Make:
     """Make a batch with a rollout_func that returns what `change` makes of the scripted rollout."""
-    return "rollout_func=...", lambda: tiny.batch(tiny.with_rollout(change))
+    return lambda: tiny.batch(tiny.with_rollout(change))
 
 
-def adapted(adapter: Any) -> Mistake:
+def adapted(adapter: Any) -> Make:
     """Make a trainer with an adapter without which the model is not the initial policy."""
-    change = f"peft_config={type(adapter).__name__}(...), hint_weight=1.0"
-    return change, lambda: tiny.trainer(hint_weight=1.0, arguments={"peft_config": adapter})
+    return lambda: tiny.trainer(hint_weight=1.0, arguments={"peft_config": adapter})
 
 
-def paired(**columns: Any) -> Mistake:
+def paired(**columns: Any) -> Make:
     """Make a trainer on pairs of tool calls with these columns."""
-    return written(columns), lambda: tool_calls.of_pairs(**columns)
+    return lambda: tool_calls.of_pairs(**columns)
 
 
-def derived(*bases: type) -> Mistake:
+def derived(*bases: type) -> Make:
     """Write a class of one's own, and make one of it."""
-    names = ", ".join(one.__name__ for one in bases)
-    return f"class Mine({names})", lambda: type("Mine", bases, {})()
+    return lambda: type("Mine", bases, {})()
 
 
 def with_args(args: Any) -> None:
@@ -164,97 +167,63 @@ def nan_rewards() -> None:
 OPTIONS: dict[str, dict[str, Any]] = {
     "a misspelt option": {"hint_wieght": 1.0},
     "a misspelt loss": {"policy": "grop"},
-    "a misspelt dialect": {"policy": "cispo@tlr"},
     "a misspelt parameter": {"policy": "grpo", "policy_params": {"clip_hihg": 0.28}},
     "verl's name of a parameter": {"policy": "grpo", "policy_params": {"clip_ratio_c": 3.0}},
     "TRL's name of a parameter": {"policy": "grpo", "policy_params": {"epsilon": 0.1}},
-    "TRL's cap of cispo as a parameter": {"policy": "cispo", "policy_params": {"epsilon_high": 5.0}},
     "verl's name of TRL's KL coefficient": {"kl_loss_coef": 0.001},
-    "verl's other name of TRL's KL coefficient": {"kl_coef": 0.1},
-    "verl's name of TRL's clip": {"clip_ratio_high": 0.28},
-    "our name of TRL's clip": {"clip_low": 0.1},
     "our name of TRL's cap of cispo": {"loss_type": "cispo", "clip_high": 4.0},
     "a parameter among the options": {"policy": "grpo", "clip_high": 0.28},
-    "a parameter of a dialect among the options": {"policy": "grpo@trl", "clip_high": 0.28},
     "verl's name of a parameter among the options": {"policy": "ppo", "clip_ratio_c": 3.0},
-    "verl's name of a cap among the options": {"policy": "cispo", "clip_ratio_high": 4.0},
     "a clip of 28 for 28 percent": {"policy": "grpo", "policy_params": {"clip_high": 28}},
-    "PPO's clip beside a ratio of the sequence": {"policy": "gspo", "policy_params": {"clip_high": 0.28}},
-    "TRL's cap of cispo beside ours": {"policy": "cispo", "epsilon_high": 0.28},
     "TRL's default cap of cispo": {"policy": "cispo@trl"},
     "parameters without a policy": {"policy_params": {"clip_high": 0.28}},
-    "a parameter as a string": {"policy": "grpo", "policy_params": {"clip_high": "0.28"}},
-    "parameters that are not JSON": {"policy": "grpo", "policy_params": "{clip_high: 0.28"},
-    "a preference loss as the policy": {"policy": "dpo"},
-    "a dotted path": {"policy": "my_package.losses.my_loss"},
-    "a loss that does not import": {"policy": "my_package.losses:my_loss"},
-    "a loss over the whole batch": {"policy": "clip_cov"},
     "a preference loss over the whole batch": {"replay_weight": 1.0, "replay_loss": "aot"},
     "a loss that needs the top k": {"policy": "dppo_topk_tv"},
     "a required parameter left out": {"policy": "opsm"},
-    "TRL's clip and ours": {"policy": "grpo", "epsilon_high": 0.3, "policy_params": {"clip_high": 0.4}},
     "TRL's clip beside a loss without one": {"policy": "reinforce", "epsilon": 0.1},
     "a negative clip": {"policy": "grpo", "policy_params": {"clip_low": -0.5}},
-    "a clip that is NaN": {"policy": "grpo", "policy_params": {"clip_low": float("nan")}},
     "TRL's ratio of the sequence": {"policy": "grpo", "importance_sampling_level": "sequence"},
     "a misspelt loss_type": {"policy": "grpo", "loss_type": "dapoo"},
     "a loss of TRL's as the reduction": {"policy": "grpo", "loss_type": "cispo"},
     "TRL's KL beside a loss that has no mean": {"policy": "importance_sampling", "beta": 0.1},
-    "an entropy bonus beside a sum": {"policy": "importance_sampling", "use_adaptive_entropy": True},
     "Dr. GRPO without a length": {"policy": "dr_grpo", **NO_LENGTH},
-    "Dr. GRPO's denominator without a length": {"policy": "gspo", "loss_type": "dr_grpo", **NO_LENGTH},
     "one completion per prompt": {"num_generations": 1},
     "a cut distribution beside vLLM's weights": {"policy": "grpo", "use_vllm": True, "top_p": 0.9},
     "vLLM's weights beside a loss that has the rollout's ratio": {"policy": "dppo_tv", "use_vllm": True},
     "one vLLM weight per sequence beside VESPO": {"policy": "vespo", **SEQUENCE_MASK},
     "an advantage, as in verl": {"advantage": "rloo"},
     "a top k, as in verl": {"hint_weight": 1.0, "hint_top_k": 100},
-    "an old policy, as in PRIME-RL": {"policy": "grpo", "old_policy": "rollout"},
-    "a rollout correction, as in PRIME-RL": {"policy": "reinforce", "rollout_correction": "tis"},
     "a negative weight": {"hint_weight": -0.1},
     "a weight that is None": {"hint_weight": None},
-    "a weight that is NaN": {"replay_weight": float("nan")},
     "all weights 0": {"policy_weight": 0.0},
     "options of the policy loss without its weight": {
         **{"hint_weight": 1.0, "policy_weight": 0.0, "policy": "gspo", "policy_params": {"clip_high": 0.3}},
         **{"beta": 0.5, "loss_type": "grpo"},
     },
     "a misspelt teacher": {"hint_weight": 1.0, "hint_teacher": "bse"},
-    "a misspelt divergence": {"hint_weight": 1.0, "hint_divergence": "jds"},
     "a preference loss as the divergence": {"hint_weight": 1.0, "hint_divergence": "dpo"},
     "a parameter out of its range": {"hint_weight": 1.0, "hint_params": {"beta": 1.5}},
     "a parameter beyond float64": {"hint_weight": 1.0, "hint_params": {"temperature": 10**400}},
     "a top k above the vocabulary": {"hint_weight": 1.0, "hint_params": {"top_k": 9999}},
     "a rule for the rest, without a top k": {"hint_weight": 1.0, "hint_params": {"rest": "tail"}},
     "an option of the hint without its weight": {"hint_teacher": "ema"},
-    "a template of the hint without its weight": {"teacher_prompt_template": "{privileged_context}"},
-    "an unknown treatment of bad rewards": {"on_bad_reward": "skip"},
     "an EMA rate without an EMA": {"hint_weight": 1.0, "hint_ema_rate": 0.1},
-    "an EMA rate of 0": {"hint_weight": 1.0, "hint_teacher": "ema", "hint_ema_rate": 0.0},
     "a template without the hint": {"hint_weight": 1.0, "teacher_prompt_template": "{prompt}"},
     "a template with a format": {"hint_weight": 1.0, "teacher_prompt_template": "{privileged_context:d}"},
     "unused columns removed": {"hint_weight": 1.0, "remove_unused_columns": True},
     "an output head in float32": {"hint_weight": 1.0, "cast_lm_head_to_fp32": True},
     "logits switched on by a word": {"hint_weight": 1.0, "fused_linear": "False"},
-    "logits switched on by None": {"hint_weight": 1.0, "fused_linear": None},
     "logits switched on without a channel": {"fused_linear": False},
     "a compiled model without a longest completion": {"hint_weight": 1.0, **COMPILED},
-    "a misspelt preference loss": {"replay_weight": 1.0, "replay_loss": "ddpo"},
     "a preference loss for single completions": {"replay_weight": 1.0, "replay_loss": "kto"},
-    "options of replay without its weight": {"replay_params": {"beta": 0.3}},
     "a misspelt source of hints": {"hint_weight": 1.0, "hint_source": "succesful_rollout"},
     "a threshold that is NaN": {**ROLLOUTS, "success_reward_threshold": float("nan")},
-    "a longest prompt of 0": {**ROLLOUTS, "max_reprompt_len": 0},
     "a prompt without the solution": {**ROLLOUTS, "reprompt_template": "{prompt}"},
-    "a prompt without the feedback": {**FEEDBACK, "reprompt_template": "{solution}"},
     "a solution without the attempt": {**ROLLOUTS, "solution_template": "{solution}"},
     "a template that does not end": {**ROLLOUTS, "feedback_template": "{"},
-    "SDPO's name of the source of hints": {"use_successful_as_teacher": False},
     "a threshold for hints of a column": {"hint_weight": 1.0, "success_reward_threshold": 0.5},
-    "feedback beside hints of a column": {"hint_weight": 1.0, "include_environment_feedback": True},
     "a template of a column beside rollouts": {**ROLLOUTS, "teacher_prompt_template": "{privileged_context}"},
     "a rule of the feedback without it": {**ROLLOUTS, "environment_feedback_only_without_solution": True},
-    "a source of hints without a weight": {"hint_source": "successful_rollout"},
     "one rollout in an evaluation": {**ROLLOUTS, **SHORT, "num_generations_eval": 1},
     "a demonstration longer than the model takes": ROLLOUTS,
     "a column of feedback that is not read": {**ROLLOUTS, **SHORT},
@@ -275,12 +244,9 @@ ONE_ROW: dict[str, dict[str, Any]] = {
     "an empty hint": {"privileged_context": "  "},
     "a hint longer than the model takes": {"privileged_context": "1" * tiny.MAX_LENGTH},
     "an empty prompt": {"prompt": ""},
-    "no prompt": {"prompt": None},
-    "an empty completion": {"chosen": ""},
     "a completion of white space": {"rejected": " "},
     "a pair longer than the model takes": {"chosen": "1" * tiny.MAX_LENGTH},
     "a pair with one side": {"rejected": None},
-    "a negative weight of a pair": {"n_teachers_agreeing": -1.0},
     "a weight of a pair that is NaN": {"n_teachers_agreeing": float("nan")},
     "a weight of a pair beyond float32": {"n_teachers_agreeing": 1e39},
 }
@@ -292,13 +258,11 @@ ALL_ROWS: dict[str, dict[str, Any]] = {
     "the prompt as the hint": {"privileged_context": GOOD["prompt"]},
     "no pair in any row": {"chosen": None, "rejected": None, "n_teachers_agreeing": None},
     "pairs whose weights are 0": {"n_teachers_agreeing": 0.0},
-    "pairs of different number": {"chosen": ["1", "2"], "rejected": ["3"]},
     "more pairs than generations": {"chosen": ["1"] * 5, "rejected": ["2"] * 5, WEIGHT: None},
     "more pairs than weights": {"chosen": ["1", "2"], "rejected": ["3", "4"], WEIGHT: [1.0]},
     "chosen equals rejected": {"rejected": GOOD["chosen"]},
     "a completion with the end of sequence": {"chosen": "1<eos>"},
     "sides that repeat the prompt": {"chosen": "a?12", "rejected": "a?3"},
-    "sides that repeat messages": {**CHAT, "chosen": "a?12", "rejected": "a?3"},
     "a question as the completion": {"chosen": [{"role": "user", "content": "1"}]},
     "a question as the completion of messages": {**CHAT, "chosen": [{"role": "user", "content": "1"}]},
     "a message without content": {"prompt": [{"role": "user", "content": None}]},
@@ -312,52 +276,41 @@ LONG = [GOOD, GOOD | {"privileged_context": "1" * tiny.MAX_LENGTH}]
 TWO, SEVEN = (GOOD | {"chosen": ["1"] * count, "rejected": ["2"] * count} for count in (2, 7))
 
 # What is neither an option nor a row.
-CONFIGS: dict[str, Mistake] = {
+CONFIGS: dict[str, Make] = {
     "a misspelt option in YAML": parsed("hint_wieght: 1.0"),
     "a misspelt option of a command line": parsed("seed: 1", "--hint_wieght", "1"),
 }
-TRAINERS: dict[str, Mistake] = {
+TRAINERS: dict[str, Make] = {
     "a data set without hints": without(HINT, hint_weight=1.0),
-    "a data set without the better side": without("chosen", replay_weight=1.0),
     "a data set without the worse side": without("rejected", replay_weight=1.0),
     "a data set without feedback": without(HINT, **FEEDBACK),
-    "an empty hint in the evaluation set": ("eval_dataset=...", evaluated(WITHOUT_A_HINT, hint_weight=1.0)),
-    "more pairs than an evaluation has generations": (
-        "num_generations_eval=1",
-        evaluated([TWO], replay_weight=1.0, num_generations_eval=1),
+    "an empty hint in the evaluation set": evaluated(WITHOUT_A_HINT, hint_weight=1.0),
+    "more pairs than an evaluation has generations": evaluated(
+        [TWO], replay_weight=1.0, num_generations_eval=1
     ),
-    "a config of TRL's own": ("args=GRPOConfig(...)", lambda: with_args(GRPOConfig(SCRATCH.name, **CPU))),
-    "no config": ("args=None", lambda: with_args(None)),
-    "our config in TRL's own trainer": (
-        "GRPOTrainer(args=ComposerGRPOConfig(...))",
-        lambda: tiny.trainer(GRPOTrainer, policy="gspo", loss_type="dapo", hint_weight=1.0),
+    "a config of TRL's own": lambda: with_args(GRPOConfig(SCRATCH.name, **CPU)),
+    "no config": lambda: with_args(None),
+    "our config in TRL's own trainer": lambda: tiny.trainer(
+        GRPOTrainer, policy="gspo", loss_type="dapo", hint_weight=1.0
     ),
-    "our config in a trainer derived from TRL's": (
-        "MyTrainer(args=ComposerGRPOConfig(...))",
-        lambda: tiny.trainer(type("MyTrainer", (GRPOTrainer,), {})),
-    ),
+    "our config in a trainer derived from TRL's": lambda: tiny.trainer(type("MyTrainer", (GRPOTrainer,), {})),
     "the mixin in front of RLOOTrainer": derived(ComposerLossMixin, RLOOTrainer),
     "the mixin in front of Trainer": derived(ComposerLossMixin, Trainer),
     "the mixin behind the trainer": derived(GRPOTrainer, ComposerLossMixin),
     "the mixin alone": derived(ComposerLossMixin),
     "a chat template that cuts the hint off": with_template(
-        "m['content'][:2]", CUTS, hint_weight=1.0, teacher_prompt_template="{prompt}{privileged_context}"
+        CUTS, hint_weight=1.0, teacher_prompt_template="{prompt}{privileged_context}"
     ),
-    "a chat template that rewrites the prompt": with_template("messages | length", COUNTS, replay_weight=1.0),
-    "a completion without its reasoning": with_template("A:<t>", OPENS, replay_weight=1.0),
-    "a tokenizer without an end of sequence": ("eos_token=None", no_end),
-    "an encoder-decoder": ("model=T5ForConditionalGeneration", encoder_decoder),
+    "a chat template that rewrites the prompt": with_template(COUNTS, replay_weight=1.0),
+    "a completion without its reasoning": with_template(OPENS, replay_weight=1.0),
+    "a tokenizer without an end of sequence": no_end,
+    "an encoder-decoder": encoder_decoder,
     "a learned prompt": adapted(PromptTuningConfig(**TOKENS)),
-    "a learned prefix": adapted(PrefixTuningConfig(**TOKENS)),
     "an adapter that changes the weights": adapted(LoraConfig(**QV, init_lora_weights="pissa")),
     "an adapter that trains biases": adapted(LoraConfig(**QV, bias="all")),
     "IA3 with random weights": adapted(IA3Config(**QV, feedforward_modules=[], init_ia3_weights=False)),
-    "LoKr with random weights": adapted(LoKrConfig(**QV, r=4, init_weights=False)),
-    "a model with a learned prompt": (
-        "model=get_peft_model(...)",
-        lambda: tiny.trainer(
-            policy_model=get_peft_model(tiny.model(), PromptTuningConfig(**TOKENS)), replay_weight=1.0
-        ),
+    "a model with a learned prompt": lambda: tiny.trainer(
+        policy_model=get_peft_model(tiny.model(), PromptTuningConfig(**TOKENS)), replay_weight=1.0
     ),
     "a tool as a word": paired(tools="read"),
     "tools beside a prompt that is a string": paired(prompt="a?", chosen="1", rejected="2"),
@@ -366,23 +319,18 @@ TRAINERS: dict[str, Mistake] = {
     "neither content nor a tool call": paired(chosen=tool_calls.answer(None, None)),
     "a pair of one tool call": paired(rejected=tool_calls.call("a")),
 }
-STEPS: dict[str, Mistake] = {
-    "a streamed hint longer than the model takes": (
-        "train_dataset=IterableDataset",
-        lambda: tiny.trainer(hint_weight=1.0, dataset=streamed(LONG), per_device_train_batch_size=8).train(),
-    ),
-    "more streamed pairs than generations": (
-        "eval_dataset={'a': Dataset, 'b': IterableDataset}",
-        lambda: evaluated(
-            {"a": Dataset.from_list([TWO]), "b": streamed([TWO, SEVEN])}, replay_weight=1.0
-        )().evaluate(),
-    ),
-    "a teacher with a weight that is NaN": ("hint_weight=1.0", nan_teacher),
-    "a trainer whose compute_loss does not call _compute_loss": (
-        "class Mine(ComposerLossMixin, MyGRPOTrainer), replay_weight=1.0",
-        lambda: tiny.trainer(mixed(Bypassing), replay_weight=1.0).train(),
-    ),
-    "a reward that is NaN": ("reward_funcs=[lambda ...: float('nan')]", nan_rewards),
+STEPS: dict[str, Make] = {
+    "a streamed hint longer than the model takes": lambda: tiny.trainer(
+        hint_weight=1.0, dataset=streamed(LONG), per_device_train_batch_size=8
+    ).train(),
+    "more streamed pairs than generations": lambda: evaluated(
+        {"a": Dataset.from_list([TWO]), "b": streamed([TWO, SEVEN])}, replay_weight=1.0
+    )().evaluate(),
+    "a teacher with a weight that is NaN": nan_teacher,
+    "a trainer whose compute_loss does not call _compute_loss": lambda: tiny.trainer(
+        mixed(Bypassing), replay_weight=1.0
+    ).train(),
+    "a reward that is NaN": nan_rewards,
     "a mask of the hint of another length": rolled_out(
         lambda r: {"hint_mask": [[1, *ids] for ids in r["completion_ids"]]}
     ),
@@ -395,40 +343,21 @@ STEPS: dict[str, Mistake] = {
     ),
 }
 CASES: tuple[Case, ...] = (
-    *(Case(name, options) for name, options in OPTIONS.items()),
-    *(Case(name, BOTH, rows) for name, rows in ONE_ROW.items()),
-    *(Case(name, BOTH, rows, every_row=True) for name, rows in ALL_ROWS.items()),
+    *(of_options(name, options) for name, options in OPTIONS.items()),
+    *(of_rows(name, columns) for name, columns in ONE_ROW.items()),
+    *(of_rows(name, columns, every=True) for name, columns in ALL_ROWS.items()),
     *(
-        Case(name, change=change, make=make, when=when)
+        Case(name, [(when, make)])
         for when, table in ((CONFIG, CONFIGS), (TRAINER, TRAINERS), (STEP, STEPS))
-        for name, (change, make) in table.items()
+        for name, make in table.items()
     ),
 )
 
 
 def row(case: Case) -> Row:
     """Make the mistake and write down what is said."""
-    told = "" if case.make is not None or case.rows is not None else _told(case.options)
-    row = Row(case.name, told, *said(_stages(case)))
-    return replaced(row, {SCRATCH.name: "DIR", "0" * 400: "000..."})
-
-
-def _told(options: dict[str, Any]) -> str:
-    """What the doctor says of these options."""
     try:
-        return findings_in_words(examine("trl", options).findings)
+        told = "" if case.options is None else findings_in_words(examine("trl", case.options).findings)
     except ComposerError as error:
-        return in_words(error)
-
-
-def _stages(case: Case) -> Iterator[Stage]:
-    if case.make is not None:
-        yield case.when, case.make
-        return
-    if case.rows is None:
-        yield CONFIG, lambda: ComposerGRPOConfig(SCRATCH.name, **CPU, **case.options)
-    wrong = [{**GOOD, "n_teachers_agreeing": 1.0, **(case.rows or {})}]
-    sound = wrong if case.every_row else [{**GOOD, "n_teachers_agreeing": 1.0}]
-    rows = Dataset.from_list([*sound * 3, *wrong]) if case.rows is not None else None
-    # A rollout_func may return hints, so that the columns alone do not say that there are none.
-    yield TRAINER, lambda: tiny.trainer(dataset=rows, scripted=not case.every_row, **case.options)
+        told = in_words(error)
+    return Row(case.name, told, *said(case.stages))

@@ -170,11 +170,8 @@ OF_LOGITS, OF_ROLLOUTS = f"{__name__}:of_logits", f"{__name__}:of_rollouts"
 MISTAKES: dict[str, Changes] = {
     "an unknown estimator": {ESTIMATOR: "composer/rlo"},
     "an unknown loss": {LOSS_MODE: "composer/cipso"},
-    "an unknown loss of verl's": OURS | {LOSS_MODE: "vanila"},
     "an unknown trainer": OURS | {MODE: "snc"},
-    "an unknown trainer beside a hint": HINT | {MODE: "composr_sync"},
     "one rollout of each prompt": OURS | {GROUP_SIZE: 1},
-    "one rollout of each prompt, as in verl": OURS | node(advantage="grpo@verl") | {GROUP_SIZE: 1},
     "a reduction that gmpo@verl does not have": OURS | both(policy="gmpo@verl") | {AGG: "token-sum"},
     "a hint in the advantages that verl's own loss averages": (
         SAMPLED | node(hint_estimator="advantage") | GEO_MEAN
@@ -200,7 +197,6 @@ MISTAKES: dict[str, Changes] = {
     "verl's name of a parameter": OURS | PAPERS | both(policy_params={"clip_ratio_c": 3.0}),
     "a parameter among the options": OURS | PAPERS | both(clip_ratio_high=0.28),
     "an unknown reduction": OURS | DAPO | {AGG: "token_mean"},
-    "an unknown reduction of verl's own loss": OURS | {AGG: "seq-mean"},
     "a lambda of GAE": OURS | algorithm(lam=0.9),
     "verl's name of a loss of ours": {LOSS_MODE: "composer/vanilla"},
     "verl's name of an advantage of ours": {ESTIMATOR: "composer/grpo_passk"},
@@ -210,13 +206,9 @@ MISTAKES: dict[str, Changes] = {
     "options that nothing reads": GRPO | node(advantage="rloo"),
     "nothing of ours": GRPO,
     "an advantage beside another estimator": GRPO | COMPOSER | node(advantage="rloo"),
-    "bad rewards beside another estimator": GRPO | COMPOSER | node(on_bad_reward="zero"),
     "a policy beside verl's loss": OURS | node(policy="cispo"),
     "the policy's weight beside verl's loss": REPLAY | node(policy_weight=0.0),
-    "parameters that the workers do not see": OURS | COMPOSER | node(policy_params={"clip_high": 0.3}),
     "a policy that the workers do not see": OURS | COMPOSER | node(policy="cispo"),
-    "a policy's weight that the workers do not see": SAMPLED | CISPO | node(policy_weight=0.5),
-    "a target without the node": OURS | WORKERS | PAPERS | node(policy="cispo"),
     "another policy in the workers": SAMPLED | workers(policy="grpo") | PAPERS | node(policy="cispo"),
     "a node without its target": OURS | loss(loss_mode="composer", composer={"policy": "cispo"}),
     "an unknown policy in the workers' node": OURS | workers(policy="cipso"),
@@ -226,9 +218,6 @@ MISTAKES: dict[str, Changes] = {
     "a loss that returns a bare tensor": OURS | both(policy=f"{__name__}:of_tensor"),
     "a reduction that is not the paper's": {LOSS_MODE: "composer/grpo"},
     "a hint in the advantages that adv_tau scales": BYPASSED | both(policy="ipo", **scaled(0.5)),
-    "a hint in the advantages of the loss by its name that adv_tau scales": (
-        BYPASSED | both(policy="dppo_tv", **scaled(0.5)) | DPPO
-    ),
     "an adv_tau of 0 and a hint in the advantages": BYPASSED | both(policy="ipo", **scaled(0.0)),
     "a hint of a distribution without its size": LIVE | node(hint_divergence="jsd"),
     "a size of a hint of sampled tokens": LIVE | node(hint_top_k=4),
@@ -245,23 +234,18 @@ MISTAKES: dict[str, Changes] = {
     "a start of t without TAID": TOP_K | node(hint_t_start=0.1),
     "a start of t above its end": TAID | node(hint_params={"t": 0.2}),
     "a start of t above 1": TAID | node(hint_t_start=1.5),
-    "pairs of one side only": SYNC | node(replay_weight=1.0, replay_loss="kto"),
     "a preference loss of an input that verl does not have": (
         SYNC | node(replay_weight=1.0, replay_loss=OF_GOLD_NLL)
     ),
     "a preference loss that sorts the batch": SYNC | node(replay_weight=1.0, replay_loss="aot"),
-    "a negative weight of the replay": SYNC | node(replay_weight=-1.0),
     "verl's default clip beside a ratio of the sequence": OURS | both(policy="gspo_token@verl"),
-    "a clip of 28 in the node": OURS | both(policy="dapo", policy_params={"clip_high": 28}),
     "a hint in another trainer": OURS | node(hint_weight=0.1),
-    "a replay in another trainer": OURS | node(replay_weight=2),
     "a hint in the legacy trainer": HINT | LEGACY,
     "a policy's weight and no channel": SYNC | PAPERS | both(policy_weight=0.5),
     "hint options without a weight": OURS | node(hint_teacher="live"),
     "replay options without a weight": SYNC | node(replay_loss="simpo"),
     "an averaged teacher": HINT | node(hint_teacher="ema"),
     "a hint's reference": HINT | NO_REFERENCE,
-    "DPO's reference": REPLAY | NO_REFERENCE,
     "logits of fused kernels": HINT | {FUSED: True},
     **{
         f"logits that {model.rpartition('.')[2]}.{key} leaves out": HINT | {f"{model}.{key}": value}
@@ -274,7 +258,6 @@ MISTAKES: dict[str, Changes] = {
         )
     },
     "dropped groups that only the hint trains": SAMPLED | DROPS,
-    "dropped groups that only pairs train": REPLAY | DROPS,
     "shuffled pairs": REPLAY | actor(shuffle=True),
     "a mean over replayed rows": REPLAY | GEO_MEAN,
     "a width that replayed rows change": REPLAY | {AGG: "seq-mean-token-sum-norm"},

@@ -3,8 +3,6 @@
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -18,7 +16,6 @@ from composer_plugins.frameworks.contract import Framework, Sets
 from composer_plugins.losses.row import Kind
 from composer_plugins.testing.draws import Refused, Seeded
 from composer_plugins.testing.strategies import ByHypothesis
-from parity_tests.rigs import installed
 
 
 def proves(claims: Iterable[Claim], *, examples: int = 40) -> Callable[[Any], Any]:
@@ -53,17 +50,6 @@ def could_fail(claim: Claim, what: str = VALUE) -> bool:
             if changed.error.found > changed.error.allowed:
                 return True
     return False
-
-
-def assert_the_wheel_compares(framework: str, folder: Path) -> None:
-    """`conform` from a wheel, where the checkout is not, runs every claim, and each is equal."""
-    done = installed.run(installed.unpacked(folder), "conform", framework, "--json", "--cases", "2")
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    (found,) = json.loads(done.stdout)
-    assert found["version"] == version(framework) and not found["new"]
-    compared = [row for row in found["rows"] if row["loss"]]
-    assert len(compared) > 60
-    assert {(row["status"], row["cases"]) for row in compared} == {("equal", 2)}
 
 
 def conform(framework: str, *losses: str) -> tuple[int, dict[str, str]]:

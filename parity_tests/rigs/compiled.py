@@ -1,14 +1,11 @@
 """Tests that compile with C++: torch's compiler takes no blank or quote in the path of torch itself."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from parity_tests.rigs.paths import ROOT
+from parity_tests.rigs.programs import python
 
 
 def ran_by_a_link(request: pytest.FixtureRequest, folder: Path) -> bool:
@@ -19,8 +16,6 @@ def ran_by_a_link(request: pytest.FixtureRequest, folder: Path) -> bool:
     if not {*" '"} & {*torch.__file__}:
         return False
     (folder / "site").symlink_to(Path(torch.__file__).parents[1])
-    command = [sys.executable, "-m", "pytest", "-q", request.node.nodeid]
-    env = os.environ | {"PYTHONPATH": str(folder / "site")}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    done = python("-m", "pytest", "-q", request.node.nodeid, first=folder / "site")
     assert "1 passed" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
     return True

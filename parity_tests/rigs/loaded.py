@@ -1,11 +1,9 @@
 """What of the product a training process loads with an adapter, in lines."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-from parity_tests.rigs.paths import ROOT
+from parity_tests.rigs.programs import python
 
 # What a training process never loads, beside the tables of other frameworks.
 NEVER = (".doctor", ".migration", ".cli", ".objective.resolve")
@@ -19,8 +17,8 @@ print(json.dumps({name: one.__file__ for name, one in ours.items() if one.__file
 
 def check_loaded(module: str, table: str, most: int) -> None:
     """A fresh interpreter loads at most so many lines of ours with a module, and one framework's table."""
-    command = [sys.executable, "-c", PROGRAM, f"composer_plugins.{module}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = python("-c", PROGRAM, f"composer_plugins.{module}")
+    assert done.returncode == 0, done.stderr
     files: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     lines = {name: len(Path(file).read_text().splitlines()) for name, file in files.items()}
     frameworks = "composer_plugins.frameworks."

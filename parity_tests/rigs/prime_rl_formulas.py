@@ -1,6 +1,6 @@
 """PRIME-RL's own losses as formulas, with its defaults, so that `conform` runs where no checkout of it is.
 
-They equal ours (`live/prime_rl/test_conform.py`), which equal its recorded numbers.
+They equal ours (`live/prime_rl/test_planted_entries.py`), which equal its recorded numbers.
 """
 
 from collections.abc import Callable

@@ -251,7 +251,7 @@ def test_a_folder_that_is_no_checkout_of_prime_rl_is_an_error(tmp_path: Path) ->
 
 
 def test_the_wheel_runs_where_the_checkout_is_not(tmp_path: Path) -> None:
-    """With no framework: a line for each, and status 2. Beside TRL and verl: live/*/test_conform.py."""
+    """The claims import nothing of parity_tests (package/test_imports.py), which a wheel has not."""
     done = installed.run(installed.unpacked(tmp_path), "conform", "prime-rl")
     assert (done.returncode, done.stdout) == (2, ""), done.stdout + done.stderr
     assert done.stderr.startswith("no checkout of PRIME-RL is given: git clone https://")

@@ -1,4 +1,8 @@
-"""`conform` calls PRIME-RL through the table that users run: a wrong entry of it is a row that differs."""
+"""`conform prime-rl` with formulas in the place of a checkout: the right table is equal, a wrong one differs.
+
+`adapters/prime_rl_plugin/test_live.py` makes the same comparison with a checkout, where one is given. Ours
+equal its recorded numbers in `adapters/prime_rl_plugin/test_golden.py`, and so do the formulas.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -9,7 +13,7 @@ from composer_plugins.conformance.prime_rl_claims import claims
 from composer_plugins.conformance.running import CASES, compared
 from composer_plugins.frameworks.contract import Conversion, Framework, Sets
 from composer_plugins.frameworks.prime_rl import PRIME_RL
-from parity_tests.rigs.prime_rl_formulas import Double
+from parity_tests.rigs.prime_rl_formulas import FORMULAS, Double
 
 
 def loss(kind: str, **wrong: Any) -> Framework:
@@ -38,6 +42,11 @@ PLANTED: dict[str, tuple[str, Framework]] = {
     "ipo_threshold is the upper bound alone": ("ipo", sets("ipo", "ipo_threshold", Sets(("tv_high",)))),
     "adv_tau of ipo is its kl_tau": ("ipo", sets("ipo", "adv_tau", Sets(("kl_tau",)))),
 }
+
+
+def test_every_loss_of_the_table_is_compared() -> None:
+    compared_here = {kind for kind, _ in PLANTED.values()}
+    assert {one.options["type"] for one in PRIME_RL.losses} == compared_here == FORMULAS.keys()
 
 
 @pytest.mark.parametrize("name", PLANTED)

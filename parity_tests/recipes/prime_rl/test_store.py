@@ -1,7 +1,5 @@
-"""The store: what was committed is there, bit for bit, and another process reads it."""
+"""The store: what was committed is there, bit for bit, for whoever opens the file."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,29 +7,7 @@ import numpy as np
 import pytest
 
 from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.recipes.prime_rl.store import Store, StoreWriter, key
-from parity_tests.rigs.paths import ROOT
-
-# Ten flushes of five records each, begun by a writer that is killed before the last one.
-WRITER = """
-import os, signal, sys
-from composer_plugins.recipes.prime_rl.store import StoreWriter
-
-writer = StoreWriter(sys.argv[1])
-for flush in range(int(sys.argv[2]), int(sys.argv[2]) + 10):
-    for record in range(5):
-        writer.put([flush, record, *range(500)], [-1.0 - flush - record / 32] * 502, "reference")
-    if flush % 10 == 9:
-        assert "torch" not in sys.modules
-        os.kill(os.getpid(), signal.SIGKILL)
-    writer.flush()
-"""
-
-
-def written(store: Store, flush: int) -> list[float | None]:
-    """The first value of each record of a flush."""
-    found = [store.get([flush, record, *range(500)], "reference") for record in range(5)]
-    return [None if values is None else float(values[0]) for values in found]
+from composer_plugins.recipes.prime_rl.store import Store, StoreWriter
 
 
 def test_a_store_gives_back_float32_for_exactly_these_tokens_and_this_kind(tmp_path: Path) -> None:
@@ -48,17 +24,6 @@ def test_a_store_gives_back_float32_for_exactly_these_tokens_and_this_kind(tmp_p
     assert store.get([1, 2], "replay") is not None
     for other in ([1, 2], [1, 2, 4], [3, 2, 1], [1, 2, 3, 4], [0x0000000200000001, 3], [1, 2, 3 + 2**32]):
         assert store.get(other, "reference") is None
-
-
-def test_two_processes_write_and_what_they_committed_outlives_a_kill(tmp_path: Path) -> None:
-    path = tmp_path / "pairs.store"
-    command = [sys.executable, "-c", WRITER, str(path)]
-    writers = [subprocess.Popen([*command, str(first)], cwd=ROOT) for first in (0, 10)]
-    assert [writer.wait(120) for writer in writers] == [-9, -9]
-    for flush in range(20):
-        missing = [None] * 5
-        expected = [-1.0 - flush - record / 32 for record in range(5)]
-        assert written(Store(path), flush) == (missing if flush % 10 == 9 else expected)
 
 
 def test_a_reader_sees_what_is_flushed_and_the_last_value_counts(tmp_path: Path) -> None:
@@ -93,12 +58,10 @@ def test_what_cannot_be_a_record_is_rejected(tmp_path: Path, values: Any, kind: 
     [
         ([1.2, 2.0], "float64 of shape .2,.; pass one list of integers"),
         ([[1, 2], [3, 4]], r"int64 of shape \(2, 2\)"),
-        (["1", "2"], "<U1 of shape"),
         ([1, -1], "-1 is not a token id; pass ids from 0"),
         (np.array([1, 2**63], dtype=np.uint64), "9223372036854775808 is not a token id"),
-        ([2**64, 1], "object of shape"),
     ],
-    ids=["floats", "nested", "strings", "negative", "beyond int64", "beyond uint64"],
+    ids=["floats", "nested", "negative", "beyond int64"],
 )
 def test_what_are_no_token_ids_is_rejected(tmp_path: Path, token_ids: Any, said: str) -> None:
     writer = StoreWriter(tmp_path / "pairs.store")
@@ -116,14 +79,6 @@ def test_an_unknown_kind_is_named(tmp_path: Path) -> None:
     for use in (lambda: writer.put([1], [-1.0], wrong), lambda: Store(writer.path).get([1], wrong)):
         with pytest.raises(ConfigError, match="unknown kind of record 'refrence'; did you mean 'reference'"):
             use()
-
-
-@pytest.mark.parametrize("content", [bytes(3), bytes(8)])
-def test_a_record_of_another_length_than_the_tokens_is_an_error(tmp_path: Path, content: bytes) -> None:
-    with StoreWriter(tmp_path / "pairs.store") as writer:
-        writer.pending[key([1], "replay")] = content
-    with pytest.raises(DataError, match=f"the record of 1 tokens has {len(content)} bytes; write it again"):
-        Store(writer.path).get([1], "replay")
 
 
 def test_a_file_that_is_absent_or_no_store_is_an_error(tmp_path: Path) -> None:
