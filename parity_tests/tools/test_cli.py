@@ -4,7 +4,6 @@ import inspect
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -240,20 +239,6 @@ def test_json_has_one_loss_for_each_kind_and_only_the_dialect_that_is_named() ->
     assert [one["name"] for one in row["dialects"]] == ["cispo@trl"]
     assert row["example"]["results"]["@trl"]["gradient"][0] == pytest.approx([-0.2, -0.2, -0.2])
     assert row["inputs"][0]["shape"] == "[*batch, tokens]"
-
-
-@pytest.mark.thorough
-def test_the_picture_is_written_beside_the_page(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    done = invoke("explain", "cispo@trl", "--plot", str(tmp_path / "a.svg"))
-    assert done.exit_code == 0 and "<svg" in (tmp_path / "a.svg").read_text()
-    assert "cispo  (policy)" in done.stdout and done.stderr == f"wrote {tmp_path / 'a.svg'}\n"
-
-
-def test_an_error_about_the_picture_names_the_option_that_holds_its_path() -> None:
-    pytest.importorskip("matplotlib")
-    assert error("explain", "cispo", "--plot", "x.jpg").startswith("--plot: 'x.jpg' has another suffix")
-    assert error("plot", "cispo", "--out", "no/x.png").startswith("--out: 'no/x.png' cannot be written")
 
 
 def example(*words: str) -> list[str]:
