@@ -25,7 +25,6 @@ COMMANDS = {
     "doctor": ("doctor", "doctor"),
     "migrate": ("migrate", "migrate"),
     "teacher": ("teacher", "teacher"),
-    "new-plugin": ("new_plugin", "new_plugin"),
     "plot": ("plot", "plot"),
     "demo": ("demo", "demo"),
 }

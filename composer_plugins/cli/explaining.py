@@ -4,7 +4,6 @@ import inspect
 import json
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,10 +39,6 @@ def explain(
     ],
     kind: KindOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON: everything that the page shows.")] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Also draw the loss, as `plot` does: a PNG or SVG file, by its suffix."),
-    ] = None,
 ) -> None:
     """Show a loss: formula, paper, parameters, and its dialects with the numbers they give.
 
@@ -54,12 +49,6 @@ def explain(
     registry = installed(name)
     with foreign_code():
         found = find(registry, name, kind)
-    if plot is not None:
-        from composer_plugins import plotting
-
-        with foreign_code():
-            plotting.save(name, plot, kind=kind, key="--plot")
-        typer.echo(f"wrote {plot}", err=True)
     results = [results_of(registry, one) for one in found]
     problems = [one for one in results if isinstance(one, Problem)]
     if as_json:

@@ -1,18 +1,16 @@
-"""Pictures of losses: what `composer-plugins plot`, `explain --plot` and the site show.
+"""Pictures of losses: what `composer-plugins plot` and the site show.
 
 - `picture(names)`: the curves and bars as data, from the kernels themselves
-- `figure(names)`, `save(names, path)`: with matplotlib (install `composer-plugins[plot]`)
+- `figure(names)`: with matplotlib (install `composer-plugins[plot]`)
 """
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from composer_plugins.plotting.data import Picture
 
-__all__ = ["figure", "picture", "save"]
+__all__ = ["figure", "picture"]
 
 
 def picture(names: str | Iterable[str], *, kind: str | None = None) -> "Picture":
@@ -32,20 +30,3 @@ def figure(names: str | Iterable[str], *, kind: str | None = None, dark: bool = 
     from composer_plugins.plotting.drawing import draw
 
     return draw(picture(names, kind=kind), dark=dark)
-
-
-def save(
-    names: str | Iterable[str],
-    path: "str | Path",
-    *,
-    kind: str | None = None,
-    dark: bool = False,
-    key: str = "path",
-) -> None:
-    """Write the figure to a PNG or SVG file, by the suffix of `path`; equal pictures give equal files.
-
-    `key` is what an error about the path names.
-    """
-    from composer_plugins.plotting.drawing import write
-
-    write(picture(names, kind=kind), path, dark=dark, key=key)

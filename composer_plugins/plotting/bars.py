@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from composer_plugins.losses.choosing import Choice
-from composer_plugins.plotting.calls import call
 from composer_plugins.plotting.data import Curves, Panel, Picture, filled
+from composer_plugins.plotting.lines import call
 
 # Two rewards of each of four rollouts, for three prompts: a rare success, partial ones, and all equal.
 COMPONENTS = (

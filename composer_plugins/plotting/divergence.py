@@ -8,9 +8,8 @@ from torch import Tensor
 
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.plotting.bends import Ends
-from composer_plugins.plotting.calls import with_gradients
 from composer_plugins.plotting.data import Curves, Panel, Picture, filled
-from composer_plugins.plotting.lines import POINTS
+from composer_plugins.plotting.lines import POINTS, with_gradients
 
 TEACHER = (0.4, 0.3, 0.15, 0.1, 0.05)
 K = 3

@@ -53,10 +53,10 @@ DARK = Colours(
 )
 
 
-def draw(picture: Picture, *, dark: bool = False, into: Figure | None = None) -> Figure:
-    """Draw a picture on a new figure, or into an empty one."""
+def draw(picture: Picture, *, dark: bool = False) -> Figure:
+    """Draw a picture on a new figure."""
     colours = DARK if dark else LIGHT
-    figure = into or Figure(layout="constrained")
+    figure = Figure(layout="constrained")
     labels = picture.labels
     columns, rows = picture.columns, -(-len(picture.panels) // picture.columns)
     wide = max(PANEL[0] * columns, 6.5)
@@ -92,33 +92,16 @@ def draw(picture: Picture, *, dark: bool = False, into: Figure | None = None) ->
     return figure
 
 
-def write(picture: Picture, path: str | Path, *, dark: bool = False, key: str = "path") -> None:
-    """Write a picture to a PNG or SVG file; its bytes depend on nothing but the picture and matplotlib.
-
-    `key` is what errors name: the option that holds the path.
-    """
-    path = Path(path)
+def write(picture: Picture, path: Path, *, dark: bool = False) -> None:
+    """Write a picture to a PNG or SVG file; its bytes depend on nothing but the picture and matplotlib."""
     if path.suffix.lower() not in SUFFIXES:
-        raise ConfigError(key, f"{str(path)!r} has another suffix", f"end it in {' or '.join(SUFFIXES)}")
+        raise ConfigError("--out", f"{str(path)!r} has another suffix", f"end it in {' or '.join(SUFFIXES)}")
     dateless = {"Date": None} if path.suffix.lower() == ".svg" else {}
     # Letters as text, which can be searched, read aloud and is smaller than their outlines.
     with matplotlib.rc_context({"svg.hashsalt": "composer-plugins", "svg.fonttype": "none"}):
         figure = draw(picture, dark=dark)
-        with writing(key, path):
+        with writing("--out", path):
             figure.savefig(path, dpi=DOTS_PER_INCH, facecolor=figure.get_facecolor(), metadata=dateless)
-
-
-def show(picture: Picture, *, dark: bool = False) -> None:
-    """Open a window with the picture and wait until it is closed; ConfigError where none can be opened."""
-    from matplotlib import pyplot
-    from matplotlib.backends import BackendFilter, backend_registry
-
-    backend = pyplot.get_backend().lower()
-    if backend in map(str.lower, backend_registry.list_builtin(BackendFilter.NON_INTERACTIVE)):
-        problem = f"matplotlib has no window here: its backend is {backend}"
-        raise ConfigError("--show", problem, "use --out picture.png, or set MPLBACKEND")
-    draw(picture, dark=dark, into=pyplot.figure(layout="constrained"))
-    pyplot.show()
 
 
 def _draw_panel(axes: Axes, panel: Panel, styles: dict[str, int], colours: Colours) -> None:

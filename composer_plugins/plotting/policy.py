@@ -9,9 +9,8 @@ from torch import Tensor
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.losses.choosing import Choice
-from composer_plugins.plotting.calls import call, with_gradients
 from composer_plugins.plotting.data import Panel, Picture
-from composer_plugins.plotting.lines import POINTS, Axes, drawn, ends_of, marks_of
+from composer_plugins.plotting.lines import POINTS, Axes, call, drawn, ends_of, marks_of, with_gradients
 
 # Of the sampled token under the old policy. The first one is drawn unless the second shows more bends:
 # a ratio of 8 needs a rare token, and a drop of 0.2 in probability a likely one.

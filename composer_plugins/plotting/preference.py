@@ -8,9 +8,8 @@ from torch import Tensor
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.losses.choosing import Choice
-from composer_plugins.plotting.calls import with_gradients
 from composer_plugins.plotting.data import Panel, Picture
-from composer_plugins.plotting.lines import POINTS, Axes, drawn, ends_of
+from composer_plugins.plotting.lines import POINTS, Axes, drawn, ends_of, with_gradients
 
 REACH = 5.0  # the margin times beta at the ends of the axis: a sigmoid is then flat
 WIDEST_AVERAGE = 4.0  # nats per token

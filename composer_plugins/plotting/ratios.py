@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from composer_plugins.losses.choosing import Choice
-from composer_plugins.plotting.calls import call, with_gradients
 from composer_plugins.plotting.data import Panel, Picture
-from composer_plugins.plotting.lines import POINTS, Axes, drawn, ends_of, marks_of
+from composer_plugins.plotting.lines import POINTS, Axes, call, drawn, ends_of, marks_of, with_gradients
 
 NATS = 3.0
 WIDEST, MOST = 3.0, 12.0  # ratios of a correction

@@ -17,14 +17,11 @@ from composer_plugins.losses.inputs import INPUTS
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Kind, Loss, check_kind
 from composer_plugins.testing.laws import LAWS, Law, NotApplicable, laws_for
-from composer_plugins.testing.laws.results import result_has_one_value_per_token
 from composer_plugins.testing.report import FINDINGS, Finding, Outcome, Report
 from composer_plugins.testing.settings import Setting, settings
-from composer_plugins.testing.subject import Subject
 
 MOST = 300  # characters of an exception: those of torch.compile have paragraphs of advice
 SHOWN = 3  # settings of a broken law that a report shows
-FIRST = result_has_one_value_per_token.__name__  # without it no other law can be looked at
 
 Named = Loss | str | Callable[..., Any]
 
@@ -169,7 +166,7 @@ def laws_of(row: Loss, only: Iterable[str] = ()) -> list[Law]:
     if only and not chosen:
         problem = f"no law of {', '.join(only)} is for losses of the kind {row.kind}"
         raise ConfigError("only", problem, "composer-plugins check --laws says which kinds each law is for")
-    return sorted(chosen, key=lambda law: law.name != FIRST)
+    return chosen
 
 
 def require_known(only: Iterable[str], known: Iterable[str]) -> None:
@@ -197,16 +194,10 @@ def exceptions_without_a_law(row: Loss, laws: Iterable[str], of: str) -> Iterato
 
 
 def run_laws(laws: Iterable[Law], row: Loss, of: type[Setting] = Setting) -> list[Outcome]:
-    """Run laws on a loss in all its settings: with its defaults, optional inputs, dialects and choices."""
-    return run_on(laws, lambda law: settings(row, thorough=law.thorough, of=of), row)
+    """Run laws on a loss in all its settings: with its defaults, optional inputs, dialects and choices.
 
-
-def run_on(
-    laws: Iterable[Law], subjects: Callable[[Law], Iterable[Subject]], row: Loss | None = None
-) -> list[Outcome]:
-    """Run laws on the subjects; after one that shows that they cannot be looked at, no other.
-
-    An error that several laws meet is one finding, of the law for which it is worst.
+    After a law which shows that the loss cannot be looked at, no other is run. An error that several laws
+    meet is one finding, of the law for which it is worst.
     """
     unusable, found, raised = "", list[Outcome](), dict[str, list[int]]()
     for law in laws:
@@ -214,14 +205,14 @@ def run_on(
             found.append(Outcome(law.name, "not applicable", unusable))
             continue
         broken, inapplicable, held = dict[str, Exception | SystemExit](), list[str](), 0
-        for subject in subjects(law):
+        for setting in settings(row, thorough=law.thorough, of=of):
             try:
-                law.check(subject)
+                law.check(setting)
                 held += 1
             except NotApplicable as reason:
                 inapplicable.append(str(reason))
             except (Exception, SystemExit) as error:
-                broken[subject.label] = error
+                broken[setting.label] = error
         outcome = _judged(law, broken, inapplicable, held, row)
         problems = {_problem(error) for error in broken.values()}
         asserted = any(isinstance(error, AssertionError) for error in broken.values())
@@ -256,21 +247,20 @@ def _judged(
     errors: Mapping[str, Exception | SystemExit],
     inapplicable: Iterable[str],
     held: int,
-    row: Loss | None,
+    row: Loss,
 ) -> Outcome:
     """What a report says of a law, with what the row declares about it."""
-    name, exceptions = (row.name, row.exceptions) if row else ("", {})
-    broken = {label.removeprefix(name): error for label, error in errors.items()}
-    declared = {
-        key.removeprefix(law.name): reason
-        for key, reason in exceptions.items()
+    broken = {label.removeprefix(row.name): error for label, error in errors.items()}
+    declared = [
+        key.removeprefix(law.name)
+        for key in row.exceptions
         if key.startswith(law.name) and not key[len(law.name) : len(law.name) + 1].isidentifier()
-    }
-    if law.name in exceptions:
+    ]
+    if law.name in row.exceptions:
         if broken:
-            return Outcome(law.name, "not applicable", f"declared: {exceptions[law.name]}")
+            return Outcome(law.name, "not applicable", f"declared: {row.exceptions[law.name]}")
         return _stale(law, law.name)
-    if broken and row and (excuse := law.excuse(row)):
+    if broken and (excuse := law.excuse(row)):
         return Outcome(law.name, "not applicable", excuse)
     for suffix in declared:
         if suffix not in broken:
@@ -278,13 +268,13 @@ def _judged(
         del broken[suffix]
     if broken:
         shown = list(broken.items())[:SHOWN]
-        lines = [(f"{name}{suffix}: " if row else "") + _problem(error) for suffix, error in shown]
+        lines = [f"{row.name}{suffix}: {_problem(error)}" for suffix, error in shown]
         if len(broken) > SHOWN:
             lines.append(f"and in {len(broken) - SHOWN} more settings: {', '.join(list(broken)[SHOWN:])}")
         raised = not all(isinstance(error, AssertionError) for error in errors.values())
         cause = next((own for error in broken.values() if (own := getattr(error, "cause", ""))), "")
         # The other laws call it with what it may not be made for.
-        usual = f"usual cause: {law.causes.get(row.kind, law.cause) if row else law.cause}"
+        usual = f"usual cause: {law.causes.get(row.kind, law.cause)}"
         usual = "the loss itself raises this error" if raised and law.first else usual
         found = {_finding(law, error) for error in broken.values()}
         status = next(one for one in FINDINGS if one in found)

@@ -1,7 +1,7 @@
 """`Law`: one property, the subjects that must have it, and the usual cause where one does not have it.
 
 A subject is a kernel of some kind, which returns one loss per token ("policy", "divergence" ...), or a
-function that returns one number for a batch (`FUNCTION`). `testing.subject` says what each of them can do.
+function that returns one number for a batch (`FUNCTION`). A law gets it as a `settings.Setting`.
 """
 
 from collections.abc import Callable, Mapping

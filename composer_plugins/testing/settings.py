@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +27,6 @@ from composer_plugins.testing.inputs import (
     with_junk,
 )
 from composer_plugins.testing.law import Check, NotApplicable, require, require_close
-from composer_plugins.testing.subject import THE_LOSS, Cut, Found, Signs, micro_batches_and_ranks
 
 VOCABULARY = 5  # a drawn vocabulary has at least as many entries, except where a test asks for fewer
 
@@ -40,10 +39,33 @@ TRAINED = {
 LABELS = {"group_ids", NUM_GROUPS, GENERATOR, "mask", "component_mask", "desirable"}
 SHAPES = (TOKENS, VOCAB, TOP_K)  # of inputs with numbers at each token
 
+THE_LOSS = "the loss"  # of what a run gives; the names of the rest say which gradients they are
+Found = dict[str, Tensor]
+
+
+class Cut(NamedTuple):
+    """A batch in parts: micro-batches of a step, or the rows of each rank."""
+
+    what: str  # "2 micro-batches of 4 rows"
+    parts: list[Tensor]  # the rows of each part
+    ranks: int = 1
+
+
+class Signs(NamedTuple):
+    """How far descent raises each token of a batch, with its advantages and with their negatives."""
+
+    mask: Tensor  # [rows, tokens]
+    advantages: Tensor  # [rows] or [rows, tokens]
+    raised: Tensor  # [rows, tokens]
+    negated: Tensor  # [rows, tokens]: with the advantages negated
+
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to call a kernel, as a `Subject`: its parameters and its optional inputs, under a name."""
+    """One way to call a kernel: its parameters and its optional inputs, under a name ("cispo@trl").
+
+    The laws are about it. A function that returns one number is a `conventions.function.OneNumber`.
+    """
 
     choice: Choice
     label: str
@@ -102,7 +124,7 @@ class Setting:
         return draw(self.inputs, seed, **options)
 
     def batches(self, to_be_cut: bool = False) -> list[Batch]:
-        """Several batches of random numbers."""
+        """Several batches of random numbers; with `to_be_cut` those that can be taken in parts."""
         return [self.draw(**options) for options in DRAWS]
 
     def run(
@@ -110,7 +132,8 @@ class Setting:
     ) -> Found:
         """The loss and the gradient in each trained input; of a cut, those of its parts, put together.
 
-        With `weighted` the gradient is that of a sum in which each token has a weight of its own.
+        `seed` is that of torch's own random numbers. With `weighted` the gradient is that of a sum in which
+        each token has a weight of its own.
         """
         if cut is not None:
             found = [self.run(select_rows(batch, rows)) for rows in cut.parts]
@@ -143,7 +166,10 @@ class Setting:
         exactly: bool = False,
         dtype: torch.dtype = torch.float64,
     ) -> None:
-        """Raise BrokenLaw unless two runs agree, within the roundings of a dtype or bit for bit."""
+        """Raise BrokenLaw unless two runs agree, within the roundings of a dtype or bit for bit.
+
+        `what` is a phrase with {} for the loss or a gradient: "with 3 more columns, {}".
+        """
         for name, one in wanted.items():
             require_close(ours[name], one, 0.0 if exactly else self.allowed(one, dtype), what.format(name))
 
@@ -210,6 +236,19 @@ class Setting:
         if k is None or k <= vocabulary:
             return self
         return replace(self, choice=replace(self.choice, params={**self.params, "top_k": vocabulary}))
+
+
+def micro_batches_and_ranks(rows: int, seed: int, equal: bool = False) -> Iterator[Cut]:
+    """Yield rows as 1, 2 and 4 micro-batches, of equal sizes or cut at random places, and as two ranks."""
+    generator = torch.Generator().manual_seed(seed)
+    index = torch.arange(rows)
+    for number in (1, 2, 4):
+        ends = torch.randperm(max(rows - 1, 0), generator=generator)[: number - 1].sort().values + 1
+        parts = index.chunk(number) if equal else torch.tensor_split(index, ends.tolist())
+        kept = [part for part in parts if len(part)]
+        yield Cut(f"{len(kept)} micro-batches of {rows} rows", kept)
+    ranks = [part for part in (index[::2], index[1::2]) if len(part)]
+    yield Cut(f"{len(ranks)} ranks of {rows} rows", ranks, len(ranks))
 
 
 def with_trained_gradients(setting: Setting, batch: Batch) -> Batch:

@@ -15,19 +15,6 @@ TREES = {
 }
 ADAPTERS = {"/".join(file.split("/")[:2]) for file in TREES if file.startswith("adapters/")}
 
-# Every module that uses a regular expression, and over what: never over a message of ours.
-REGULAR_EXPRESSIONS = {
-    "adapters/prime_rl_plugin/upstream.py": "a version",
-    "adapters/trl_mixin/upstream.py": "the text of a prompt, and what a model generated",
-    "adapters/verl_plugin/upstream.py": "a version",
-    "composer_plugins/cli/explaining.py": "the paragraphs, lists and formulas of a docstring",
-    "composer_plugins/cli/given.py": "the suffix of a script, and the line behind its name",
-    "composer_plugins/losses/derived.py": "an annotation of a parameter of the user's",
-    "composer_plugins/losses/row.py": "the version in the name of a dialect",
-    "composer_plugins/teacher/measuring.py": "the words of what a model generated",
-    "recipes/smollm/tasks.py": "the numbers in a reply",
-    "recipes/trace_replay/redact.py": "secrets in the text of logs",
-}
 KERNEL_USERS = {
     "composer_plugins/losses/row.py",  # the defaults
     "composer_plugins/losses/calling.py",
@@ -47,12 +34,6 @@ def nodes(kind: type[Node], folder: str = "") -> Iterator[tuple[str, Node]]:
 def test_there_is_one_class_of_findings() -> None:
     classes = [(file, node.name) for file, node in nodes(ast.ClassDef) if node.name in ("Finding", "Fault")]
     assert classes == [("composer_plugins/findings.py", "Finding")]
-
-
-def test_regular_expressions_are_used_only_where_a_reason_is_given() -> None:
-    users = {file for file, node in nodes(ast.Import) if "re" in [one.name for one in node.names]}
-    users |= {file for file, node in nodes(ast.ImportFrom) if node.module == "re"}
-    assert users == set(REGULAR_EXPRESSIONS)
 
 
 def test_a_chosen_kernel_is_called_in_one_place() -> None:

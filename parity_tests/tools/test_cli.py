@@ -4,7 +4,6 @@ import inspect
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from typer.testing import CliRunner
 from composer_plugins.cli import app, listing
 from composer_plugins.losses.registry import collect, get_plugin_manager, losses
 from composer_plugins.losses.row import Loss
-from parity_tests.rigs.commands import error, invoke, output
+from parity_tests.rigs.commands import invoke, output
 from parity_tests.rigs.every import each
 
 LOSSES = losses()
@@ -44,11 +43,6 @@ def test_the_help_of_every_command_is_whole_at_any_width(columns: int) -> None:
         assert all(joined(text) in joined("".join(lines)) for text in texts), name
         assert max(map(len, lines)) <= columns and not any(line.endswith("…") for line in lines)
     assert "--install-completion" in shown and "…" not in shown
-
-
-def test_a_value_in_the_help_is_not_broken_over_lines() -> None:
-    words = help_of("demo", columns=60).split()
-    assert {"rl+hint,", "rl+hint+replay]", "x>=1]"} <= {*words}
 
 
 # list
@@ -178,19 +172,6 @@ def test_an_empty_list_says_what_a_word_may_have_meant() -> None:
     assert json.loads(done.stdout)["losses"] == [] and done.stderr.startswith("no loss matches")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--kind polcy", "--kind: unknown kind 'polcy'; did you mean 'policy'?"),
-        ("--needs ref_logprob", "--needs: unknown input 'ref_logprob'; did you mean 'ref_logprobs'?"),
-        ("--framework areal", "--framework: there is no adapter for 'areal' yet"),
-        ("--dialects-of vrl", "--dialects-of: unknown upstream 'vrl'; did you mean"),
-    ],
-)
-def test_an_unknown_value_of_a_filter_is_an_error(words: str, message: str) -> None:
-    assert error("list", *words.split()).startswith(message)
-
-
 # explain
 
 
@@ -240,20 +221,6 @@ def test_json_has_one_loss_for_each_kind_and_only_the_dialect_that_is_named() ->
     assert [one["name"] for one in row["dialects"]] == ["cispo@trl"]
     assert row["example"]["results"]["@trl"]["gradient"][0] == pytest.approx([-0.2, -0.2, -0.2])
     assert row["inputs"][0]["shape"] == "[*batch, tokens]"
-
-
-@pytest.mark.thorough
-def test_the_picture_is_written_beside_the_page(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    done = invoke("explain", "cispo@trl", "--plot", str(tmp_path / "a.svg"))
-    assert done.exit_code == 0 and "<svg" in (tmp_path / "a.svg").read_text()
-    assert "cispo  (policy)" in done.stdout and done.stderr == f"wrote {tmp_path / 'a.svg'}\n"
-
-
-def test_an_error_about_the_picture_names_the_option_that_holds_its_path() -> None:
-    pytest.importorskip("matplotlib")
-    assert error("explain", "cispo", "--plot", "x.jpg").startswith("--plot: 'x.jpg' has another suffix")
-    assert error("plot", "cispo", "--out", "no/x.png").startswith("--out: 'no/x.png' cannot be written")
 
 
 def example(*words: str) -> list[str]:

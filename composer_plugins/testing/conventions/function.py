@@ -18,8 +18,16 @@ from composer_plugins.testing.assertions import tolerance
 from composer_plugins.testing.conventions.functional import signature_of
 from composer_plugins.testing.inputs import DRAWS, Batch, draw, float_tensors, select_rows, tensors
 from composer_plugins.testing.laws.results import has_effect
-from composer_plugins.testing.settings import Setting, value_and_gradients, with_trained_gradients
-from composer_plugins.testing.subject import THE_LOSS, Cut, Found, Signs, micro_batches_and_ranks
+from composer_plugins.testing.settings import (
+    THE_LOSS,
+    Cut,
+    Found,
+    Setting,
+    Signs,
+    micro_batches_and_ranks,
+    value_and_gradients,
+    with_trained_gradients,
+)
 
 WIDTH = 11  # the longest response, where a convention has such a number
 TRAINED = "logprobs"

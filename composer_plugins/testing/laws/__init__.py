@@ -1,6 +1,6 @@
 """The laws: what every loss of the catalogue obeys, and what `check` examines a loss with.
 
-Each is a function of a `Subject` or a `Setting`, one way to call a loss, and raises `BrokenLaw` with numbers.
+Each is a function of a `Setting`, one way to call a loss, and raises `BrokenLaw` with numbers.
 """
 
 from composer_plugins.testing.law import (

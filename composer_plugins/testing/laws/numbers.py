@@ -27,8 +27,13 @@ from composer_plugins.testing.law import (
 )
 from composer_plugins.testing.laws.tokens import MASK_LOGITS, require_zero_where_masked
 from composer_plugins.testing.report import Finding
-from composer_plugins.testing.settings import SHAPES, Setting, value_and_gradients, with_trained_gradients
-from composer_plugins.testing.subject import THE_LOSS
+from composer_plugins.testing.settings import (
+    SHAPES,
+    THE_LOSS,
+    Setting,
+    value_and_gradients,
+    with_trained_gradients,
+)
 
 # In nats: exp overflows float32 at 88.7, and float64 at 709.8.
 FARS = ((torch.float32, 30.0), (torch.float32, 90.0), (torch.float32, 1e4), (torch.float64, 800.0))

@@ -31,7 +31,6 @@ from composer_plugins.testing.settings import (
     with_all_gradients,
     with_trained_gradients,
 )
-from composer_plugins.testing.subject import Subject
 
 SPREADS = (0.3, 0.01, 3.0)  # of the policies: near, almost equal, far
 
@@ -112,11 +111,11 @@ def inputs_are_not_written_to(setting: Setting) -> None:
     FUNCTION,
     cause="random numbers without the generator that the loss is given, or state kept between calls",
 )
-def two_calls_give_the_same_result(subject: Subject) -> None:
+def two_calls_give_the_same_result(setting: Setting) -> None:
     """The same inputs give the same result, whatever the state of torch's own random numbers."""
-    batch, *_ = subject.batches()
-    first, second = subject.run(batch), subject.run(batch, seed=20_260)
-    subject.compare(second, first, "in a second call with the same inputs, {}", exactly=True)
+    batch, *_ = setting.batches()
+    first, second = setting.run(batch), setting.run(batch, seed=20_260)
+    setting.compare(second, first, "in a second call with the same inputs, {}", exactly=True)
 
 
 @law(
@@ -139,12 +138,12 @@ def gradient_reaches_the_trained_inputs_only(setting: Setting) -> None:
     "or a limit on the number of rows or tokens",
     own={FUNCTION: Own(name="gradient_reaches_the_trained_inputs_only")},
 )
-def every_unmasked_token_has_a_gradient(subject: Subject) -> None:
+def every_unmasked_token_has_a_gradient(setting: Setting) -> None:
     """The log-probability of every unmasked token has a gradient where the policies are equal.
 
     The framework passes the rest as data. A token may count with one sign of its advantage only.
     """
-    for signs in subject.both_signs():
+    for signs in setting.both_signs():
         any_gradient = signs.raised.any() or signs.negated.any()
         require(any_gradient, "no gradient reaches the log-probabilities of the policy")
         left = signs.mask & (signs.raised == 0) & (signs.negated == 0)

@@ -22,8 +22,7 @@ from composer_plugins.testing.law import (
     some_raised_more,
 )
 from composer_plugins.testing.report import Finding
-from composer_plugins.testing.settings import SHAPES, Setting, draw_pairs, value_and_gradients
-from composer_plugins.testing.subject import Found, Subject
+from composer_plugins.testing.settings import SHAPES, Found, Setting, draw_pairs, value_and_gradients
 
 
 def require_zero_where_masked(found: Found, batch: Batch, what: str = "{}") -> None:
@@ -35,14 +34,14 @@ def require_zero_where_masked(found: Found, batch: Batch, what: str = "{}") -> N
             require(not x[~mask].any(), f"{what.format(name)} {found_there}")
 
 
-def require_masked(subject: Subject, junk: Tensor | None = None, finding: Finding | None = None) -> None:
+def require_masked(setting: Setting, junk: Tensor | None = None, finding: Finding | None = None) -> None:
     """Require that other numbers at masked tokens change nothing, and that the gradient there is 0."""
-    for batch in subject.batches():
-        wanted, problems = subject.run(batch, weighted=True), []
+    for batch in setting.batches():
+        wanted, problems = setting.run(batch, weighted=True), []
         require_zero_where_masked(wanted, batch)
-        for what, dirty in subject.masked(batch, junk):
+        for what, dirty in setting.masked(batch, junk):
             try:
-                subject.compare(subject.run(dirty, weighted=True), wanted, f"{what}, {{}}", exactly=True)
+                setting.compare(setting.run(dirty, weighted=True), wanted, f"{what}, {{}}", exactly=True)
             except BrokenLaw as error:
                 problems.append(str(error))
         require(not problems, "; ".join(problems), finding=finding)
@@ -66,11 +65,11 @@ MASK_LOGITS = (
         ),
     },
 )
-def masked_tokens_have_no_influence(subject: Subject) -> None:
+def masked_tokens_have_no_influence(setting: Setting) -> None:
     """Other numbers at masked tokens, NaN and infinities too, leave the loss and the gradient as they are."""
-    require_masked(subject)
-    if isinstance(subject, Setting) and not subject.one_number:
-        require_masked(subject, JUNK, "unsafe")
+    require_masked(setting)
+    if not setting.one_number:
+        require_masked(setting, JUNK, "unsafe")
 
 
 @law(
@@ -79,9 +78,9 @@ def masked_tokens_have_no_influence(subject: Subject) -> None:
     cause="a product with the mask: NaN * 0 and inf * 0 are NaN. Mask with torch.where before exp; after it, "
     "the gradient is NaN even so",
 )
-def masked_nan_and_infinities_have_no_influence(subject: Subject) -> None:
+def masked_nan_and_infinities_have_no_influence(setting: Setting) -> None:
     """NaN, infinities and 1e4 at masked tokens of every input leave the loss and the gradient as they are."""
-    require_masked(subject, JUNK)
+    require_masked(setting, JUNK)
 
 
 @law(
@@ -102,12 +101,12 @@ def masked_nan_and_infinities_have_no_influence(subject: Subject) -> None:
         ),
     },
 )
-def micro_batches_and_ranks_leave_the_gradient_alone(subject: Subject) -> None:
+def micro_batches_and_ranks_leave_the_gradient_alone(setting: Setting) -> None:
     """A batch that is cut into 1, 2 or 4 micro-batches, or for two ranks, has the same loss and gradient."""
-    for batch in subject.batches(to_be_cut=True):
-        wanted = subject.run(batch)
-        for cut in subject.cuts(batch):
-            subject.compare(subject.run(batch, cut=cut), wanted, f"{{}} of {cut.what}")
+    for batch in setting.batches(to_be_cut=True):
+        wanted = setting.run(batch)
+        for cut in setting.cuts(batch):
+            setting.compare(setting.run(batch, cut=cut), wanted, f"{{}} of {cut.what}")
 
 
 # A loss of verl or TRL with such a term breaks the law of micro-batches and ranks, in the cut for two ranks.
@@ -173,15 +172,15 @@ def packed_tokens_equal_a_padded_row(setting: Setting) -> None:
     FUNCTION,
     cause="the length of the padded row, where mask.sum(-1) is meant; or a product with the mask",
 )
-def more_padding_changes_nothing(subject: Subject) -> None:
+def more_padding_changes_nothing(setting: Setting) -> None:
     """Masked columns at the end of every row, up to 40 tokens in all, change nothing."""
-    for batch in subject.batches():
-        wanted = subject.run(batch)
-        for what, padded in subject.padded(batch):
-            found = subject.run(padded)
+    for batch in setting.batches():
+        wanted = setting.run(batch)
+        for what, padded in setting.padded(batch):
+            found = setting.run(padded)
             require_zero_where_masked(found, padded, f"{what}, {{}}")
             ours = {name: x[tuple(map(slice, wanted[name].shape))] for name, x in found.items()}
-            subject.compare(ours, wanted, f"{what}, {{}}")
+            setting.compare(ours, wanted, f"{what}, {{}}")
 
 
 WITHOUT_ADVANTAGES = "a cross-entropy and a distillation have none. Any other loss must use its advantages"
@@ -193,29 +192,26 @@ WITHOUT_ADVANTAGES = "a cross-entropy and a distillation have none. Any other lo
     cause="a sign: the loss is minimised, so it is -advantage * ratio, and gradient descent raises the "
     "log-probability of tokens with a positive advantage",
 )
-def descent_raises_the_tokens_with_positive_advantages(subject: Subject) -> None:
+def descent_raises_the_tokens_with_positive_advantages(setting: Setting) -> None:
     """Descent lowers no token with A = 1, and raises it more than the same token with A = -1.
 
     All policies are equal. A loss may learn from one sign alone (RAFT, NSR), or raise every token (AWR).
     Where tokens with A = 0 have no gradient, a penalty does not push them away from the reference or the
     teacher, or from the old policy of a loss that has neither of them.
     """
-    if isinstance(subject, Setting) and "advantages" not in subject.inputs:
+    if "advantages" not in setting.inputs:
         raise NotApplicable("it has no advantages")
-    if not getattr(subject, "uses_advantages", True):
+    if not getattr(setting, "uses_advantages", True):
         what = "other advantages change nothing where the policies are equal"
         raise BrokenLaw(what, WITHOUT_ADVANTAGES, finding="unsafe")
     raised, words = False, ("a positive advantage", "its negative")
-    for signs in subject.both_signs():
+    for signs in setting.both_signs():
         positive = signs.advantages.reshape(len(signs.mask), -1) > 0
         more = torch.where(positive, signs.raised, signs.negated)
         less = torch.where(positive, signs.negated, signs.raised)
         raised |= some_raised_more(more, less, *words, never_lowered=True)
-    if isinstance(subject, Setting):
-        require(raised, f"gradient descent raises no token more with {words[0]} than with {words[1]}")
-        require_no_push(subject)
-    elif not raised:
-        raise NotApplicable("the gradient is the same with either sign of the advantages")
+    require(raised, f"gradient descent raises no token more with {words[0]} than with {words[1]}")
+    require_no_push(setting)
 
 
 def require_no_push(setting: Setting) -> None:
