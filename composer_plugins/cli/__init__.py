@@ -25,6 +25,7 @@ COMMANDS = {
     "doctor": ("doctor", "doctor"),
     "migrate": ("migrate", "migrate"),
     "teacher": ("teacher", "teacher"),
+    "new-plugin": ("new_plugin", "new_plugin"),
     "plot": ("plot", "plot"),
     "demo": ("demo", "demo"),
 }

@@ -27,6 +27,7 @@ ADAPTERS, RECIPES = "composer_plugins.adapters", "composer_plugins.recipes"
 TESTING, CONFORMANCE = "composer_plugins.testing", "composer_plugins.conformance"
 PLOTTING, TEACHER = "composer_plugins.plotting", "composer_plugins.teacher"
 
+TEMPLATE = ROOT / PACKAGE / "template"
 FOLDERS = (PACKAGE, "kernels", "adapters", "recipes", "benchmarks", "parity_tests")
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -143,6 +144,8 @@ def modules() -> Iterator[tuple[str, Path]]:
     """The name and file of every module here; rglob does not follow the package's links."""
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
+            if path.is_relative_to(TEMPLATE):  # a third party's, when `new-plugin` has copied it
+                continue
             names = [*path.relative_to(ROOT).parent.parts, path.stem]
             if folder in {"kernels", "adapters", "recipes"}:
                 names.insert(0, PACKAGE)

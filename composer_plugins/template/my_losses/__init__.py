@@ -1,0 +1,1 @@
+"""Losses for composer-plugins."""
