@@ -1,17 +1,32 @@
-"""`check --as trl`: TRL's loss types, and subclasses of its trainer with a planted fault."""
+"""`check --as trl`: TRL's loss types, and subclasses of its trainer with a planted fault.
 
+docs/checking_a_loss.md shows a test of a whole trainer, which finds a wrong division.
+"""
+
+import sys
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+from trl import GRPOTrainer
 
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.trl import LOSS_TYPES
 from composer_plugins.testing.conventions import check_as
 from docs.generator.written import part
-from parity_tests.rigs.faulty_trainers import Ascending, NotDivided, OverPadding, Sound, Unmasked
+from parity_tests.rigs.faulty_trainers import (
+    Ascending,
+    MeanOfTheMicroBatch,
+    NotDivided,
+    OverPadding,
+    Sound,
+    Unmasked,
+)
+from parity_tests.rigs.paths import ROOT
 
 CUT = "micro_batches_and_ranks_leave_the_gradient_alone"
 MASKED = "masked_tokens_have_no_influence"
-LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
@@ -59,3 +74,27 @@ def test_what_is_no_trainer_is_an_error(given: Any, message: str) -> None:
 @pytest.mark.slow
 def test_the_page_is_what_a_new_run_finds() -> None:
     part("docs/findings.md", "trl").check()
+
+
+PAGE = (ROOT / "docs/checking_a_loss.md").read_text()
+
+
+def snippet(name: str) -> str:
+    return PAGE.partition(f"```python\n# {name}\n")[2].partition("```")[0]
+
+
+@pytest.mark.parametrize(("base", "passes"), [(GRPOTrainer, True), (MeanOfTheMicroBatch, False)])
+def test_the_test_of_the_page_finds_a_mean_of_the_micro_batch(
+    base: type[GRPOTrainer], passes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "my_trainer", module := ModuleType("my_trainer"))
+    exec(snippet("my_trainer.py"), vars(module))
+    monkeypatch.setattr(module, "MyTrainer", base)
+    names: dict[str, Any] = {"__name__": "test_my_trainer"}
+    exec(snippet("test_my_trainer.py"), names)
+    if passes:
+        names["test_micro_batches_leave_the_gradient_alone"](4)
+    else:
+        with pytest.raises(AssertionError):
+            names["test_micro_batches_leave_the_gradient_alone"](4)
