@@ -60,7 +60,7 @@ def test_a_planted_fault_of_a_subclass_is_named(trainer: type, law: str, words: 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("grop", "TRL does not take loss_type='grop'"),
+        ("grop", "check: unknown loss_type 'grop'; did you mean 'grpo'"),
         (int, "no trainer can be made of it: "),
         (lambda: None, "no trainer can be made of it: AttributeError: 'NoneType'"),
         (lambda logprobs, advantages, mask: logprobs, "no trainer can be made of it: TypeError"),
