@@ -39,10 +39,8 @@ class HintColumn:
         ids, own = upstream.encode_prompts(trainer, [hinted_prompt(prompt, hint, self.template), prompt])
         limit, longest = longest_input(trainer), trainer.max_completion_length
         if limit is not None and longest is not None and len(ids) + longest > limit:
-            problem = (
-                f"with the prompt it has {len(ids)} tokens, and with max_completion_length={longest} it "
-            )
-            problem += f"exceeds the {limit} that the model takes"
+            problem = f"with the prompt it has {len(ids)} tokens, and with max_completion_length={longest}"
+            problem += f" it exceeds the {limit} that the model takes"
             raise DataError(HINT, problem, "shorten the hint, or lower max_completion_length")
         return hint_notes(row, prompt) + (["same"] if ids == own else [])
 

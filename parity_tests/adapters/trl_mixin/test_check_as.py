@@ -15,14 +15,7 @@ from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.trl import LOSS_TYPES
 from composer_plugins.testing.conventions import check_as
 from docs.generator.written import part
-from parity_tests.rigs.faulty_trainers import (
-    Ascending,
-    MeanOfTheMicroBatch,
-    NotDivided,
-    OverPadding,
-    Sound,
-    Unmasked,
-)
+from parity_tests.rigs import faulty_trainers as faulty
 from parity_tests.rigs.paths import ROOT
 
 CUT = "micro_batches_and_ranks_leave_the_gradient_alone"
@@ -39,16 +32,16 @@ def test_every_loss_type_is_called_and_bnpo_alone_depends_on_the_cut(loss_type: 
 
 
 def test_a_sound_subclass_passes_what_the_masks_of_trl_pass() -> None:
-    assert not check_as(Sound, "trl", [CUT, MASKED, "more_padding_changes_nothing"]).findings
+    assert not check_as(faulty.Sound, "trl", [CUT, MASKED, "more_padding_changes_nothing"]).findings
 
 
 @pytest.mark.parametrize(
     ("trainer", "law", "words"),
     [
-        (NotDivided, CUT, "2 micro-batches of 4 rows"),
-        (OverPadding, "more_padding_changes_nothing", "with 3 more columns"),
-        (Unmasked, MASKED, "not 0 where masked"),
-        (Ascending, "descent_raises_the_tokens_with_positive_advantages", "and with its negative by"),
+        (faulty.NotDivided, CUT, "2 micro-batches of 4 rows"),
+        (faulty.OverPadding, "more_padding_changes_nothing", "with 3 more columns"),
+        (faulty.Unmasked, MASKED, "not 0 where masked"),
+        (faulty.Ascending, "descent_raises_the_tokens_with_positive_advantages", "and with its negative by"),
     ],
 )
 def test_a_planted_fault_of_a_subclass_is_named(trainer: type, law: str, words: str) -> None:
@@ -83,7 +76,7 @@ def snippet(name: str) -> str:
     return PAGE.partition(f"```python\n# {name}\n")[2].partition("```")[0]
 
 
-@pytest.mark.parametrize(("base", "passes"), [(GRPOTrainer, True), (MeanOfTheMicroBatch, False)])
+@pytest.mark.parametrize(("base", "passes"), [(GRPOTrainer, True), (faulty.MeanOfTheMicroBatch, False)])
 def test_the_test_of_the_page_finds_a_mean_of_the_micro_batch(
     base: type[GRPOTrainer], passes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
