@@ -1,10 +1,9 @@
 """Checks before training: the model, the trainer's options, and every row that a channel reads."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from datasets.utils import tqdm
 from trl import GRPOTrainer
 
@@ -118,15 +117,15 @@ def uses_peft(arguments: dict[str, Any]) -> bool:
 
 def check_adapter(arguments: dict[str, Any]) -> None:
     """Raise ConfigError for a PEFT model that does not give access to the initial policy."""
-    model: Any = arguments.get("model")
-    if arguments.get("peft_config") is not None:
-        _check_start("peft_config", arguments["peft_config"])
-    if hasattr(model, "peft_config"):
-        for adapter in model.peft_config.values():
-            _check_tokens("model", adapter)
-        if not _is_new(model):
-            remedy = "pass the base model and a peft_config, or call merge_and_unload() first"
-            raise ConfigError("model", f"it has a trained adapter, so {NOT_INITIAL}", remedy)
+    model, config = arguments.get("model"), arguments.get("peft_config")
+    if config is not None:
+        _check_start("peft_config", config)
+    adapters = getattr(model, "peft_config", {}).values()
+    for adapter in adapters:
+        _check_tokens("model", adapter)
+    if adapters and not _is_new(model):
+        remedy = "pass the base model and a peft_config, or call merge_and_unload() first"
+        raise ConfigError("model", f"it has a trained adapter, so {NOT_INITIAL}", remedy)
 
 
 def _check_start(key: str, adapter: Any) -> None:
@@ -192,8 +191,7 @@ def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
             "it is an encoder-decoder, and the hint and replay channels append a completion to its prompt"
         )
         raise ConfigError("model", problem, "use a decoder-only model")
-    teacher = config.hint_teacher if config.hint_weight > 0 else None
-    if teacher is not None and not vision:
+    if config.hint_weight > 0 and not vision:
         check_top_k(config.choose_hint(), text_config(trainer).vocab_size)
     if trainer.args.cast_lm_head_to_fp32:
         problem = "it is not applied to the frozen copies, which would then differ from the initial policy"
@@ -210,16 +208,11 @@ def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
         raise ConfigError("model", problem, "set hint_weight=0 and replay_weight=0")
 
 
-def counts_padding(trainer: GRPOTrainer) -> bool:
-    """`forward.counts_padding`; False for a model that takes images."""
-    return not upstream.is_vision_model(trainer) and forward.counts_padding(trainer)
-
-
-def check_ratio(hint: Choice, output: Mapping[str, Any], counts_padding: bool) -> None:
-    """Raise ConfigError if the hint's ratio to the old policy would be that of TRL's wrong positions."""
-    if counts_padding and hint.value("ratio_cap") is not None and "old_per_token_logps" in output:
-        problem = f"it is {hint.value('ratio_cap')}, and the model has absolute positions, for which TRL's "
-        problem += "old log-probabilities count the padding of shorter prompts"
+def check_ratio(hint: Choice) -> None:
+    """Raise ConfigError if the hint weighs tokens by TRL's old log-probabilities; see `may_count_padding`."""
+    if hint.value("ratio_cap") is not None:
+        problem = f"it is {hint.value('ratio_cap')}, and the model has no rotary positions, so that TRL's "
+        problem += "old log-probabilities may count the padding of shorter prompts"
         raise ConfigError("hint_params.ratio_cap", problem, "set it to None")
 
 
@@ -236,23 +229,6 @@ def has_linear_head(trainer: GRPOTrainer) -> bool:
             f"{size:,.0f} MiB ({shape}){per_token}; to accept that, set fused_linear=False"
         )
     return reason is None
-
-
-def warn_of_padding(prompt_mask: torch.Tensor) -> bool:
-    """Warn that TRL's log-probabilities are wrong in a batch with padded prompts; whether there were any."""
-    lengths = prompt_mask.sum(1)
-    shortest, longest = int(lengths.min()), int(lengths.max())
-    if shortest == longest:
-        return False
-    warnings.warn(
-        f"model: it has absolute positions, TRL passes no position_ids, and the prompts of this batch have "
-        f"{shortest} to {longest} tokens, so in the policy loss and its KL every prompt with padding is read "
-        "at wrong positions (the hint and replay channels are not affected); use a model with rotary "
-        "positions, or prompts of one length",
-        ComposerWarning,
-        stacklevel=2,
-    )
-    return True
 
 
 def warn_of_reset(rows: Sequence[columns.Row], prompts: Sequence[Any]) -> bool:

@@ -140,7 +140,7 @@ class HintChannel(Channel):
     denominator = "the mean over completions of the mean over their tokens, 0 without a hint"
     source: HintSource
     teacher: Teacher = field(init=False)  # known once TRL has prepared the model
-    # Whether TRL's log-probabilities depend on padding (`forward.counts_padding`), and the teacher's do not.
+    # Whether TRL's log-probabilities may depend on padding (`may_count_padding`), and the teacher's do not.
     needs_own_student: bool = field(default=False, init=False)
     # Whether the environments of the rollouts have the hints, or the feedback.
     from_environment: bool = field(default=False, init=False)

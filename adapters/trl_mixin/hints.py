@@ -37,9 +37,11 @@ class HintColumn:
             return hint_notes(row, row.get("prompt", ""))  # an environment's `reset` completes the prompt
         prompt = prompt_of(row)
         ids, own = upstream.encode_prompts(trainer, [hinted_prompt(prompt, hint, self.template), prompt])
-        problem = f"with the prompt it has {len(ids)} tokens"
-        remedy = "shorten the hint, or lower max_completion_length"
-        _check_length(trainer, HINT, len(ids), problem, remedy)
+        limit, longest = longest_input(trainer), trainer.max_completion_length
+        if limit is not None and longest is not None and len(ids) + longest > limit:
+            problem = f"with the prompt it has {len(ids)} tokens, and with max_completion_length={longest}"
+            problem += f" it exceeds the {limit} that the model takes"
+            raise DataError(HINT, problem, "shorten the hint, or lower max_completion_length")
         return hint_notes(row, prompt) + (["same"] if ids == own else [])
 
     def teacher_prompts(
@@ -109,14 +111,11 @@ class SuccessfulRollouts:
         return (HINT,) if self.options.include_environment_feedback else ()
 
     def check_row(self, trainer: GRPOTrainer, row: Row) -> list[str]:
-        """Return the notes of a row, which may get a hint also where it has no feedback.
-
-        DataError unless a demonstration of the greatest length fits the model.
-        """
+        """Return the notes of a row, which may get a hint also where it has no feedback."""
         notes = (hint_notes(row, row["prompt"]) if self.columns else []) or ["hint"]
         if upstream.has_environments(trainer):  # whose `reset` completes the prompt
             return notes
-        self._check_longest(trainer, row)
+        prompt_of(row)  # a DataError if there is none
         if row.get(HINT) is not None and not self.options.include_environment_feedback:
             self._warn(
                 f"include_environment_feedback: it is False, so the column {HINT} has no effect; set it to "
@@ -124,26 +123,13 @@ class SuccessfulRollouts:
             )
         return notes
 
-    def _check_longest(self, trainer: GRPOTrainer, row: Row) -> None:
-        options, prompt, longest = self.options, prompt_of(row), trainer.max_completion_length
-        (ids,) = upstream.encode_prompts(trainer, [self._reprompt(prompt, "", self._feedback(row))])
-        if longest is None:
-            return  # `teacher_prompts` measures the demonstrations
-        length = min(len(ids) + longest, options.max_reprompt_len)
-        limit = longest_input(trainer)
-        remedy = "lower max_completion_length"
-        if limit is not None and limit > longest:
-            remedy += f", or set max_reprompt_len to {limit - longest}"
-        problem = f"the teacher's, with the longest demonstration, has {length} tokens"
-        _check_length(trainer, "prompt", length, problem, remedy)
-
     def teacher_prompts(
         self, trainer: GRPOTrainer, rows: Sequence[Row], batch: dict[str, Any], rewards: Tensor
     ) -> TeacherPrompts:
         """The teacher's prompts of this process's rows. `rewards` are those of all processes' rows, in order.
 
         The rows of a group are neighbours in this order, and may be on two processes. A hint that is too long
-        for the model, which feedback that is known after the rollout may be, is left out with a warning.
+        for the model is left out with a warning.
         """
         options, group = self.options, upstream.generations(trainer, trainer.model.training)
         demonstrations = self._demonstrations(trainer, rewards.tolist(), group)
@@ -165,7 +151,7 @@ class SuccessfulRollouts:
             )
         ids = [one[-options.max_reprompt_len :] for one in ids]
         if problem := _leave_out_too_long(trainer, rows, batch, ids, has_hint):
-            remedy = "shorten the feedback, or lower max_reprompt_len"
+            remedy = "shorten the templates or the feedback, or lower max_reprompt_len"
             self._warn(f"prompt: the teacher's has {problem}; {remedy}")
         return ids, has_hint
 
@@ -266,7 +252,7 @@ def environment_rows(
     only the tokens of this turn are then distilled. None, or no such attribute: all turns.
     """
     made = []
-    for i, environment in enumerate(upstream.environments(trainer)):
+    for i, environment in enumerate(trainer.environments):
         row = {**rows[i], "prompt": prompts[i]}
         if hints and hasattr(environment, HINT):
             row[HINT] = getattr(environment, HINT)
@@ -296,14 +282,6 @@ def _turn_mask(turn: Any, batch: dict[str, Any], row: int) -> list[int]:
             stacklevel=3,
         )
     return [int(one == turn) for one in turns]
-
-
-def _check_length(trainer: GRPOTrainer, key: str, length: int, problem: str, remedy: str) -> None:
-    """Raise DataError unless `length` tokens and the longest completion, if it is known, fit the model."""
-    limit, longest = longest_input(trainer), trainer.max_completion_length
-    if limit is not None and longest is not None and length + longest > limit:
-        problem += f", and with max_completion_length={longest} it exceeds the {limit} that the model takes"
-        raise DataError(key, problem, remedy)
 
 
 def _leave_out_too_long(

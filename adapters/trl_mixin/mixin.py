@@ -10,6 +10,7 @@ from trl import GRPOTrainer
 from composer_plugins.adapters.trl_mixin import before_training, metrics, sharding, upstream
 from composer_plugins.adapters.trl_mixin.channels import Channel, HintChannel, PolicyChannel, ReplayChannel
 from composer_plugins.adapters.trl_mixin.finite import finite_norm
+from composer_plugins.adapters.trl_mixin.forward import may_count_padding
 from composer_plugins.adapters.trl_mixin.hints import environments_with_hints
 from composer_plugins.adapters.trl_mixin.rewards import checked, treated
 from composer_plugins.adapters.trl_mixin.schedule import Weights
@@ -85,8 +86,6 @@ class ComposerLossMixin(_Trainer):
         options.loss_type = loss_type
         self._weights = Weights(self)
         self.add_callback(self._weights)
-        if peft:
-            upstream.give_head_its_bias(self)
         self.composer_warned = list[str]()  # the reward models of whose rewards a warning has been given
         named = zip(self.reward_funcs, self.reward_func_names, strict=True)
         self.reward_funcs = [checked(one, name, config.on_bad_reward) for one, name in named]
@@ -95,13 +94,14 @@ class ComposerLossMixin(_Trainer):
             if self._policy.choice.loss.name in SEQUENCE_LEVEL:  # the ratio by which TRL may weigh its KL
                 self.importance_sampling_level = "sequence"
         if self._hint is not None:
+            if may_count_padding(self):
+                before_training.check_ratio(self._hint.choice)
+                self._hint.needs_own_student = True
             self._hint.from_environment = environments_with_hints(self, self._hint.source)
         if self._data_channels:
             before_training.check_trainer(self, config)
             before_training.check_datasets(self, self._data_channels)
             self._make_teachers(copied, peft, needs_base)
-        # Known when the first batch comes: a model that is to be sharded may not run before.
-        self._counts_padding: bool | None = None
         self._watches_reset = self._replay is not None and upstream.has_environments(self)
         fused_linear = bool(self._data_channels) and options.fused_linear
         fused_linear = fused_linear and before_training.has_linear_head(self)
@@ -177,14 +177,6 @@ class ComposerLossMixin(_Trainer):
             before_training.check_rollouts(self, len(inputs), output)
         if self._prompts is None and (self._hint is not None or self._watches_reset):
             raise before_training.not_scored(self)
-        if self._counts_padding is None:
-            forwards = self._policy is not None or bool(self._data_channels)
-            self._counts_padding = forwards and before_training.counts_padding(self)
-            if self._hint is not None:
-                self._hint.needs_own_student = self._counts_padding
-                before_training.check_ratio(self._hint.choice, output, self._counts_padding)
-        if self._counts_padding and before_training.warn_of_padding(output["prompt_mask"]):
-            self._counts_padding = False  # one warning is enough
         if self._hint is not None:
             output |= self._hint.tensors(self, inputs, self._prompts, output, self._rewards)
         if self._watches_reset and before_training.warn_of_reset(inputs, self._prompts):

@@ -29,7 +29,8 @@ class Logits(NamedTuple):
 
     def logprobs(self, ids: Tensor, mask: Tensor) -> Tensor:
         """log pi(y_t) [B, T] of the tokens `ids`, in nats, in float32 at least."""
-        return token_logprobs(self.values, ids)
+        logprobs = torch.log_softmax(at_least_float32(self.values), -1)
+        return logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
 
     def per_token(self, call: Divergence, teacher: Any, tensors: Mapping[str, Tensor]) -> TokenLoss:
         """The divergence `call` from the teacher. `tensors` [B, T] are its other inputs, as the mask."""
@@ -106,8 +107,3 @@ class HeadInputs:
 
 
 Predictions = HeadInputs | Logits
-
-
-def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
-    """log pi(y_t) [B, T] of the tokens `ids`, in nats, in float32 at least."""
-    return torch.log_softmax(at_least_float32(logits), -1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)

@@ -38,19 +38,14 @@ OPTIONS: Mapping[str, Any] = {
 }
 
 
-def require_trainer(made: object) -> None:
-    """Raise ConfigError unless it is a GRPOTrainer."""
-    if not isinstance(made, GRPOTrainer):
-        problem = f"it returned {type(made).__name__}, and not a GRPOTrainer"
-        raise ConfigError("--trainer", problem, "return a trainer: make_trainer(**overrides) -> GRPOTrainer")
-
-
-def teacher_subject(trainer: GRPOTrainer) -> dict[str, Any]:
+def teacher_subject(trainer: Any) -> dict[str, Any]:
     """What `composer-plugins teacher` asks a trainer for: its policy, rows, rewards and sampling.
 
     Raises ConfigError for a trainer whose prompts or completions are not made from its rows alone.
     """
-    require_trainer(trainer)
+    if not isinstance(trainer, GRPOTrainer):
+        problem = f"it returned {type(trainer).__name__}, and not a GRPOTrainer"
+        raise ConfigError("--trainer", problem, "return a trainer: make_trainer() -> GRPOTrainer")
     if upstream.has_environments(trainer) or getattr(trainer, "rollout_func", None) is not None:
         problem = "its environments, or its rollout_func, make the prompts and the completions"
         raise ConfigError("--trainer", problem, "return a trainer whose data set has prompts and hints")
@@ -84,17 +79,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def model(dtype: torch.dtype = torch.float32, seed: int = 0) -> Qwen3ForCausalLM:
     """Two layers with random weights, wide enough apart that no distribution is near uniform."""
     torch.manual_seed(seed)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "head_dim": 8, "initializer_range": 0.2}
-    counts = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    ends = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
-    config = Qwen3Config(
-        vocab_size=len(SYMBOLS),
-        max_position_embeddings=MAX_LENGTH,
-        tie_word_embeddings=True,
-        **sizes,
-        **counts,
-        **ends,
-    )
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "head_dim": 8, "vocab_size": len(SYMBOLS)}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"max_position_embeddings": MAX_LENGTH, "pad_token_id": 0, "eos_token_id": 1}
+    config = Qwen3Config(**sizes, bos_token_id=None, tie_word_embeddings=True, initializer_range=0.2)
     return Qwen3ForCausalLM(config).to(dtype)
 
 

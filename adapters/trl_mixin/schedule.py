@@ -1,13 +1,12 @@
 """The weights of the channels, which a callback may change during training."""
 
 import json
-import os
 from typing import Any
 
 from transformers import TrainerCallback
 
 from composer_plugins.adapters.trl_mixin.surface import OWN, ComposerGRPOConfig
-from composer_plugins.adapters.trl_mixin.teachers import resumed_checkpoint, saved_checkpoint
+from composer_plugins.adapters.trl_mixin.teachers import add_to_checkpoint, resumed_checkpoint
 from composer_plugins.errors import ConfigError
 
 WEIGHTS = ("policy_weight", "hint_weight", "replay_weight")
@@ -51,10 +50,9 @@ class Weights(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         last = _of(args, WEIGHTS)
-        if state.is_world_process_zero and last != self.first:
-            path = saved_checkpoint(args, state) / WEIGHTS_FILE
-            path.with_suffix(".partial").write_text(json.dumps({"first": self.first, "last": last}))
-            os.replace(path.with_suffix(".partial"), path)
+        if last != self.first:
+            text = json.dumps({"first": self.first, "last": last})
+            add_to_checkpoint(args, state, WEIGHTS_FILE, lambda path: path.write_text(text))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == 0:

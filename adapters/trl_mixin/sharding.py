@@ -18,12 +18,7 @@ from trl import GRPOTrainer
 
 def is_sharded(trainer: GRPOTrainer) -> bool:
     """Whether the policy's weights are cut into shards when it trains."""
-    return bool(trainer.is_fsdp_enabled or is_zero3())
-
-
-def is_zero3() -> bool:
-    """Whether DeepSpeed shards the weights."""
-    return bool(is_deepspeed_zero3_enabled())
+    return bool(trainer.is_fsdp_enabled or is_deepspeed_zero3_enabled())
 
 
 def is_partitioned(model: nn.Module) -> bool:

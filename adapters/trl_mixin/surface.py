@@ -329,16 +329,6 @@ class ComposerGRPOConfig(GRPOConfig):
             for name in ("policy", "policy_params"):
                 if name in given:
                     yield Finding("warning", name, problem, "set policy_weight above 0, or remove it")
-        if not self.fused_linear and not (config.hint_weight or config.replay_weight):
-            problem = "it has no effect, because hint_weight and replay_weight are 0"
-            yield Finding("warning", "fused_linear", problem, "set one of them above 0, or remove it")
-        rollouts = config.hint_weight > 0 and self.hint_source == "successful_rollout"
-        alone = self.num_generations_eval == 1 and self.dont_reprompt_on_self_success
-        if rollouts and alone and not self.include_environment_feedback:
-            problem = "it is 1, and dont_reprompt_on_self_success is True, "
-            problem += "so no rollout of an evaluation has a hint"
-            remedy = "set it to 2 or more, or dont_reprompt_on_self_success to False"
-            yield Finding("warning", "num_generations_eval", problem, remedy)
 
     def _mode(self, choice: Choice) -> tuple[str, str]:
         """How our policy loss is reduced, a key of `MODES_IN_WORDS`, and what decided so.

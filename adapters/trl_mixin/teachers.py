@@ -79,10 +79,7 @@ class InitialWeights(TrainerCallback):
         self.trainer, self.fingerprint = trainer, fingerprint(trainer, below_adapter=below_adapter)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.is_world_process_zero:
-            path = saved_checkpoint(args, state) / FINGERPRINT_FILE
-            path.with_suffix(".partial").write_text(self.fingerprint)
-            os.replace(path.with_suffix(".partial"), path)
+        add_to_checkpoint(args, state, FINGERPRINT_FILE, lambda path: path.write_text(self.fingerprint))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == 0:
@@ -105,9 +102,12 @@ class InitialWeights(TrainerCallback):
             raise ConfigError("model", problem, remedy + "to train(resume_from_checkpoint=...)")
 
 
-def saved_checkpoint(args: Any, state: Any) -> Path:
-    """The folder of the checkpoint that is being saved."""
-    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+def add_to_checkpoint(args: Any, state: Any, name: str, write: Callable[[Path], object]) -> None:
+    """Let the main process write a file into the checkpoint that is being saved, whole or not at all."""
+    if state.is_world_process_zero:
+        path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / name
+        write(path.with_suffix(".partial"))
+        os.replace(path.with_suffix(".partial"), path)
 
 
 def resumed_checkpoint(trainer: Any) -> Path:
@@ -141,10 +141,7 @@ class EmaTeacher(TrainerCallback):
             weight = sharding.whole(self.trainer, average, own[name])
             if state.is_world_process_zero:
                 weights[name] = weight.cpu()
-        if state.is_world_process_zero:
-            path = saved_checkpoint(args, state) / STATE_FILE
-            save_file(weights, path.with_suffix(".partial"))
-            os.replace(path.with_suffix(".partial"), path)
+        add_to_checkpoint(args, state, STATE_FILE, lambda path: save_file(weights, path))
 
     @torch.no_grad()
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

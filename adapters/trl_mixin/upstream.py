@@ -70,12 +70,9 @@ POLICY_METRICS = ("clip_ratio/", "policy_loss")
 
 def own_policies(cls: type) -> dict[type, OwnPolicy]:
     """The bases of a class that are trainers of TRL with a policy loss of their own."""
-    of_trl = [base for base in cls.__mro__ if base.__module__.startswith("trl.")]
-    return {
-        base: TRAINERS_WITH_A_POLICY[base.__name__]
-        for base in of_trl
-        if base.__name__ in TRAINERS_WITH_A_POLICY
-    }
+    known = TRAINERS_WITH_A_POLICY
+    of_trl = [base for base in cls.__mro__ if base.__module__.startswith("trl.") and base.__name__ in known]
+    return {base: known[base.__name__] for base in of_trl}
 
 
 def release() -> tuple[int, ...]:
@@ -348,11 +345,6 @@ def changes_rollouts(trainer: GRPOTrainer) -> bool:
     )
 
 
-def environments(trainer: GRPOTrainer) -> list[Any]:
-    """The environments of the rows of the last rollout, in their order."""
-    return list(trainer.environments)
-
-
 def encode_prompts(trainer: GRPOTrainer, prompts: list[Prompt]) -> list[list[int]]:
     """Token ids of prompts, with the chat template, tools and special tokens that TRL itself uses."""
     return trainer._tokenize_prompts(prompts)[0] if prompts else []
@@ -389,25 +381,21 @@ def _policy_tools(trainer: GRPOTrainer, row: Row) -> Any:
 def _render(trainer: GRPOTrainer, messages: Prompt, tools: Any, **options: Any) -> list[int]:
     """Token ids of a conversation; raises DataError if the chat template does not take it."""
     try:
-        rendered = _apply_template(trainer, messages, tools, **options)
+        rendered: Any = trainer.processing_class.apply_chat_template(
+            conversation=[messages],
+            tools=tools,
+            chat_template=trainer.chat_template,
+            tokenize=True,
+            return_dict=True,
+            **options,
+            **trainer.chat_template_kwargs,
+        )
     except Exception as error:  # a template is a program of the model's author
         problem = f"it does not take this conversation ({in_a_line(error)})"
         remedy = "write the messages as this template wants them, leave the row out, or set another template"
         raise DataError("chat template", problem, remedy) from error
     ids: list[int] = rendered["input_ids"][0]
     return ids
-
-
-def _apply_template(trainer: GRPOTrainer, messages: Prompt, tools: Any, **options: Any) -> Any:
-    return trainer.processing_class.apply_chat_template(
-        conversation=[messages],
-        tools=tools,
-        chat_template=trainer.chat_template,
-        tokenize=True,
-        return_dict=True,
-        **options,
-        **trainer.chat_template_kwargs,
-    )
 
 
 def _completion_after(
@@ -485,23 +473,6 @@ def initial_reference(trainer: GRPOTrainer) -> nn.Module | None:
             same &= alike and torch.equal(mine[name], weight.to(mine[name].device))
     found = trainer.accelerator.gather(torch.tensor([same], device=trainer.accelerator.device))
     return trainer.ref_model if bool(found.all()) else None
-
-
-def output_head(trainer: GRPOTrainer) -> Any:
-    """The policy's output head, with what PEFT has wrapped around it."""
-    policy: Any = trainer.accelerator.unwrap_model(trainer.model)
-    return policy.get_output_embeddings()
-
-
-def give_head_its_bias(trainer: GRPOTrainer) -> None:
-    """Let an output head that PEFT has wrapped, for trainable tokens and tied embeddings, have the bias None.
-
-    TRL from 1.15 reads it, and the wrapper does not pass attributes of the head on.
-    """
-    head = output_head(trainer)
-    wrapped = getattr(head, "original_module", None)
-    if wrapped is not None and not hasattr(head, "bias") and getattr(wrapped, "bias", None) is None:
-        head.bias = None
 
 
 def prepare_frozen(trainer: GRPOTrainer, model: nn.Module) -> Any:

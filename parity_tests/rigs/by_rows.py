@@ -11,20 +11,16 @@ from composer_plugins.kernels import preference
 from composer_plugins.kernels.divergences import jsd
 from parity_tests.rigs import tiny
 
-# Each preference loss as a function of the log-probabilities per token (chosen, rejected) of the policy,
-# then of the reference: which inputs it takes, summed or averaged.
+# A preference loss for each set of inputs, as a function of the log-probabilities per token (chosen,
+# rejected) of the policy, then of the reference: which inputs it takes, summed or averaged.
 REPLAY: dict[str, Any] = {
     "dpo": lambda c, r, c0, r0: preference.dpo(*sums(c, r, c0, r0), beta=0.3),
-    "cal_dpo": lambda c, r, c0, r0: preference.cal_dpo(*sums(c, r, c0, r0), beta=0.3),
     "rpo": lambda c, r, c0, r0: preference.rpo(*sums(c, r, c0, r0), -c.mean()[None], beta=0.3),
     "simpo": lambda c, r, *_: preference.simpo(*means(c, r), beta=0.3),
-    "simper": lambda c, r, *_: preference.simper(*means(c, r)),
-    "cpo_simpo": lambda c, r, *_: preference.cpo_simpo(*means(c, r), -c.mean()[None], beta=0.3),
     "orpo": lambda c, r, *_: preference.orpo(*means(c, r), -c.mean()[None], beta=0.3),
     "cpo": lambda c, r, *_: preference.cpo(*sums(c, r), -c.mean()[None], beta=0.3),
     "sft": lambda c, *_: preference.sft(-c.mean()[None]),
 }
-WITHOUT_BETA = {"simper", "sft"}
 
 
 def sums(*logprobs: Tensor) -> tuple[Tensor, ...]:

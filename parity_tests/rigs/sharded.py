@@ -159,7 +159,7 @@ def made(engine: str, ranks: int, folder: Path, case: dict[str, Any]) -> Any:
         warnings.simplefilter("ignore")
         return tiny.trainer(
             policy_model=policy,
-            dataset=Dataset.from_list(rows),
+            dataset=rows,
             arguments=arguments,
             per_device_train_batch_size=size,
             **options,

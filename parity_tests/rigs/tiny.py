@@ -110,7 +110,10 @@ def trainer(
     arguments: dict[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """A trainer on `rows()`; `options` go to its config, `arguments` to its constructor."""
+    """A trainer on `rows()`, or on a `dataset` or its rows.
+
+    `options` go to its config, `arguments` to its constructor.
+    """
     defaults = {
         **OPTIONS,
         "max_steps": 1,
@@ -122,11 +125,12 @@ def trainer(
         "max_grad_norm": 0.0,
         "logging_steps": 1,
     }
+    data = rows() if dataset is None else dataset
     made = cls(
         model=model(dtype) if policy_model is None else policy_model,
         reward_funcs=reward,
         args=config(**{**defaults, **options}),
-        train_dataset=Dataset.from_list(rows()) if dataset is None else dataset,
+        train_dataset=Dataset.from_list(data) if isinstance(data, list) else data,
         **{
             "processing_class": tokenizer(),
             **({"rollout_func": rollout} if scripted else {}),

@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import torch
-from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from trl.chat_template_utils import qwen3_chat_template
@@ -95,7 +94,7 @@ def trainer(*, max_length: int = 4096, rows: list[dict[str, Any]] | None = None,
     sizes = {"per_device_train_batch_size": 4, "num_generations": 2, "max_completion_length": 400}
     return tiny.trainer(
         policy_model=made,
-        dataset=Dataset.from_list(data),
+        dataset=data,
         scripted=False,
         arguments=arguments,
         **{**sizes, **options},

@@ -1,17 +1,15 @@
-"""A mock of a vLLM server for TRL's client: it answers over HTTP, from a model of its own.
+"""A mock of a vLLM server for TRL's client: it answers each HTTP request from a model of its own.
 
 vLLM itself and its NCCL engine need a GPU. So the names that TRL imports from vLLM are mocks too: the
 weights go from TRL's client to the server in this process. All else is TRL's own client and its requests.
 """
 
-import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
+from urllib.parse import urlsplit
 
 import torch
 from trl.generation import vllm_client, vllm_generation
@@ -75,41 +73,15 @@ class Engine:
             yield {"prompt_token_ids": prompt, "token_ids": ids, "logprobs": logprobs}
 
 
-def _handler(engine: Engine) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"  # TRL's client keeps its connection
-
-        def do_GET(self) -> None:
-            self._answer(None)
-
-        def do_POST(self) -> None:
-            self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "null"))
-
-        def _answer(self, body: Any) -> None:
-            try:
-                status, found = 200, engine.answer(self.path.partition("?")[0], body)
-            except KeyError as error:
-                status, found = 404, {"error": f"no path {error}"}
-            text = json.dumps(found).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    return Handler
-
-
 @contextmanager
 def running() -> Iterator[tuple[Engine, str]]:
-    """A server on a free port, with mocks of vLLM's names; its engine and its address."""
+    """An engine that answers every HTTP request, and its address, with mocks of vLLM's names."""
     engine = Engine()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(engine))
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
+
+    def request(session: Any, method: str, url: str, *, json: Any = None, **_: Any) -> SimpleNamespace:
+        found = engine.answer(urlsplit(url).path, json)
+        return SimpleNamespace(status_code=200, headers={}, json=lambda: found)
+
     joined, real = vllm_client.VLLMClient.init_communicator, SimpleNamespace(group=SimpleNamespace())
     nccl = SimpleNamespace(
         trainer_init=lambda _: real,
@@ -121,15 +93,11 @@ def running() -> Iterator[tuple[Engine, str]]:
         "NCCLWeightTransferEngine": nccl,
         "NCCLTrainerSendWeightsArgs": SimpleNamespace,
     }
-    try:
-        with (
-            patch.multiple(vllm_client, create=True, **doubles),
-            patch.object(vllm_generation, "is_vllm_available", doubles["is_vllm_available"]),
-            # The client refuses a device that is not CUDA. It uses the device for nothing but NCCL.
-            patch.object(vllm_client.VLLMClient, "init_communicator", lambda self, **_: joined(self, "cuda")),
-        ):
-            yield engine, f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
+    with (
+        patch("requests.Session.request", request),
+        patch.multiple(vllm_client, create=True, **doubles),
+        patch.object(vllm_generation, "is_vllm_available", doubles["is_vllm_available"]),
+        # The client refuses a device that is not CUDA. It uses the device for nothing but NCCL.
+        patch.object(vllm_client.VLLMClient, "init_communicator", lambda self, **_: joined(self, "cuda")),
+    ):
+        yield engine, "http://127.0.0.1:8000"

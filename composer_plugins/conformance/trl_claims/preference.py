@@ -110,7 +110,7 @@ def dpo(
     if "f_divergence_type" in theirs:
         keywords["divergence"] = DIVERGENCES[d.f_divergence_type]
     pair = kernel("preference", row)(*d.scores(average), **keywords)
-    logged = upstream_pairs.logged(trainer)
+    logged = trainer._metrics["train"]
     for name, metric in pair.metrics.items() if not average else ():
         recorded = torch.tensor(logged[name][0], dtype=torch.float64)
         rounded = float(d.score(d.policy).detach().abs().max()) * d.beta + 1

@@ -82,12 +82,6 @@ def dpo_loss(
     return computed("DPOTrainer", trainer, outputs(logprobs, log_sum_sq), completions(mask))
 
 
-def logged(trainer: SimpleNamespace) -> dict[str, list[float]]:
-    """What a trainer has logged in training."""
-    found: dict[str, list[float]] = trainer._metrics["train"]
-    return found
-
-
 def batch_loss(cls: str, scores: list[Tensor], nll: Tensor, **options: Any) -> Tensor:
     """The loss of a trainer of CPO's kind; its forward pass gives the scores of both sides and an NLL."""
     trainer = SimpleNamespace(

@@ -5,7 +5,6 @@ from importlib.resources import files
 from typing import Any
 
 import pytest
-from datasets import Dataset
 
 from composer_plugins.adapters.trl_mixin.upstream import encode_replayed
 from composer_plugins.findings import ComposerWarning
@@ -64,9 +63,7 @@ def test_a_completion_after_an_opened_tag_is_what_the_model_generates(opens: Any
 
 def test_pairs_with_reasoning_train(opens: Any) -> None:
     rows = [{"prompt": QUESTION, "chosen": "12</t>3", "rejected": "4</t>5"}] * 4
-    made = with_template(
-        OPENS, dataset=Dataset.from_list(rows), scripted=False, policy_weight=0.0, max_steps=3
-    )
+    made = with_template(OPENS, dataset=rows, scripted=False, policy_weight=0.0, max_steps=3)
     losses = tiny.logged(made, "composer/replay/loss")
     assert losses[-1] < losses[0]
     assert tiny.shown(made, tiny.batch(made), "replay_chosen") == "U:a?\nA:<t>\n12</t>3<eos>"
@@ -91,7 +88,7 @@ def replayed(name: str, ends: Sequence[str], prompt: Any = QUESTION) -> Any:
     template = (files("trl") / "chat_templates" / f"{name}.jinja").read_text()
     pair = {"prompt": prompt, "chosen": "12", "rejected": "3"}
     rows = [{**pair, "n_teachers_agreeing": int(i > 0)} for i in range(5)]
-    made = with_template(template, ends, dataset=Dataset.from_list(rows), scripted=False, policy_weight=0.0)
+    made = with_template(template, ends, dataset=rows, scripted=False, policy_weight=0.0)
     made.train()
     return made
 

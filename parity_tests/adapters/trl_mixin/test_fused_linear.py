@@ -48,10 +48,6 @@ LOSSES: dict[str, dict[str, Any]] = {
     "sdpo": {"hint_divergence": "sdpo@sdpo", "hint_params": {"top_k": 3}},
     "taid": {"hint_divergence": "taid", "hint_params": {"t": 0.5}},
     "entropy_gated_kl": {"hint_divergence": "entropy_gated_kl", "hint_params": {"min_entropy": 0.5}},
-    "adaptive_kl": {"hint_divergence": "adaptive_kl"},
-    "alpha_beta": {"hint_divergence": "alpha_beta", "hint_params": {"alpha": 0.3, "beta": 0.6}},
-    "todi": {"hint_divergence": "todi"},
-    "uld": {"hint_divergence": "uld"},
 }
 # Sums of at most a few hundred terms in float64, in another order.
 FLOAT64, FLOAT32 = 1e-12, 1e-5
@@ -127,7 +123,6 @@ def test_every_teacher(teacher: str) -> None:
     assert_equal(hint(policy_model=untied(), hint_teacher=teacher))
 
 
-@pytest.mark.filterwarnings("ignore:model. it has absolute positions")
 @pytest.mark.parametrize("divergence", ["jsd", "sampled_token"])
 def test_absolute_positions(divergence: str) -> None:
     assert_equal(hint(policy_model=tiny.absolute_model(), hint_divergence=divergence, replay_weight=1.0))
@@ -186,21 +181,6 @@ def test_the_option_chooses_the_path_and_training_is_the_same(accumulation: int)
     ours, expected = tiny.gradients(fused), tiny.gradients(logits)
     assert len(ours) == 3
     assert max(map(tiny.relative_difference, expected, ours)) <= 1e-6  # TRL's fused head computes in float32
-
-
-def test_half_precision_is_nearer_to_float64_without_logits() -> None:
-    """The products of bfloat16 numbers are summed and kept in float32, where the model rounds its logits."""
-    distances = []
-    for seed in range(3):
-        policy = tiny.model(seed=seed)
-        exact = hint(policy_model=tiny.model(torch.float64, seed=seed), max_steps=1, learning_rate=0.0)
-        made = hint(policy_model=policy, max_steps=1, learning_rate=0.0)
-        (_, expected), _ = both(exact)[0]
-        made.model.bfloat16()
-        made._hint.teacher.model.bfloat16()
-        results, _ = both(made)
-        distances.append([tiny.relative_difference(expected, g.double()) for _, g in results])
-    assert sum(fused for fused, _ in distances) < sum(logits for _, logits in distances)
 
 
 def test_rows_without_a_hint_or_a_pair_have_a_gradient_of_zero() -> None:

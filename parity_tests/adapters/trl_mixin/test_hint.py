@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from peft import LoraConfig
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
@@ -53,7 +52,7 @@ def test_the_policy_has_its_own_weights_again_after_an_error_in_the_ema_teacher(
 def test_the_teacher_is_that_of_the_checkpoint_whatever_the_output_dir_has(tmp_path: Any) -> None:
     """`output_dir` has a checkpoint of the same step by another run, or none."""
     options = {"hint_weight": 1.0, "hint_teacher": "ema", "hint_ema_rate": 0.3, "save_steps": 2}
-    options |= {"replay_weight": 1.0, "save_strategy": "steps", "dataset": Dataset.from_list(tiny.rows(16))}
+    options |= {"replay_weight": 1.0, "save_strategy": "steps", "dataset": tiny.rows(16)}
     runs = {"own": 0, "other": 5}
 
     def made(folder: str, seed: int, steps: int) -> Any:
@@ -168,10 +167,27 @@ def test_without_a_bound_of_the_completions_a_hint_is_measured_with_each_batch()
     data = tiny.rows()
     data[0]["privileged_context"] = "1" * tiny.MAX_LENGTH
     options = HINT_ONLY | {"max_completion_length": None, "replay_weight": 1.0}
-    made = tiny.trainer(**options, dataset=Dataset.from_list(data))
+    made = tiny.trainer(**options, dataset=data)
     with pytest.warns(ComposerWarning, match=r"privileged_context: with the prompt it has .* exceeds the 32"):
         made.train()
     assert made.state.log_history[0]["composer/hint/row_frac"] == 0.5  # row 1 of 4 has no hint either
+
+
+def test_a_rollout_func_returns_a_hint_about_each_completion() -> None:
+    """The rows of the data set have none, and a warning says what the hint loss depends on."""
+    data = [{"prompt": row["prompt"], "privileged_context": None} for row in tiny.rows()]
+
+    def hints(rollout: dict[str, Any]) -> dict[str, Any]:
+        own = [f"{ids[0]}" if len(ids) > 2 else None for ids in rollout["completion_ids"]]
+        return {"privileged_context": own}
+
+    with pytest.warns(ComposerWarning, match="so the hint loss is 0 unless the rollout_func returns hints"):
+        made = tiny.with_rollout(hints, dataset=data)
+    inputs = tiny.batch(made)
+    long = inputs["completion_mask"].sum(1) > 2
+    assert 0 < long.sum() < len(long) and inputs["hint_mask"].any(1).equal(long)
+    for i in long.nonzero()[:, 0].tolist():
+        assert tiny.shown(made, inputs, "hint_prompt", i).endswith(str(int(inputs["completion_ids"][i, 0])))
 
 
 def test_hint_mask_of_a_rollout_restricts_the_tokens() -> None:
@@ -191,8 +207,7 @@ def test_absolute_positions_give_the_gradient_of_a_loop_over_unpadded_rows(estim
     initial = copy.deepcopy(policy).eval()
     options = {"hint_divergence": "sampled_token", "hint_params": {"estimator": estimator}}
     made = tiny.trainer(policy_model=policy, **HINT_ONLY, **options)
-    with pytest.warns(ComposerWarning, match="have 2 to 3 tokens, so in the policy loss"):
-        inputs = tiny.batch(made)
+    inputs = tiny.batch(made)
     expected = torch.zeros((), dtype=torch.float64)
     for i, mask in enumerate(inputs["hint_mask"]):
         if mask.any():
@@ -203,33 +218,17 @@ def test_absolute_positions_give_the_gradient_of_a_loop_over_unpadded_rows(estim
     tiny.assert_computes(made, inputs, expected / len(inputs["hint_mask"]), value=1e-12, gradient=1e-12)
 
 
-def test_trls_wrong_log_probabilities_of_absolute_positions_are_a_warning() -> None:
-    """Once, with the lengths, and only where a prompt is padded."""
-    made = tiny.trainer(policy_model=tiny.absolute_model(), policy="grpo@trl", max_steps=2)
-    with pytest.warns(ComposerWarning, match="it has absolute positions") as warned:
-        made.train()
-    assert sum("absolute positions" in str(one.message) for one in warned) == 1
-    same_length = Dataset.from_list([{"prompt": "a?"}] * 4)
-    tiny.trainer(policy_model=tiny.absolute_model(), policy="grpo@trl", dataset=same_length).train()
-    tiny.trainer(policy="grpo@trl").train()  # rotary positions
-
-
-@pytest.mark.filterwarnings("ignore:model. it has absolute positions")
-def test_absolute_positions_and_a_ratio_to_the_old_policy_are_an_error() -> None:
-    """TRL's old log-probabilities are those of padded positions."""
-    options: dict[str, Any] = {"hint_divergence": "sampled_token", "hint_params": {"ratio_cap": 2.0}}
-    on_policy = {"policy_model": tiny.absolute_model(), **HINT_ONLY, **options}
-    tiny.trainer(**on_policy).train()
-    message = "hint_params.ratio_cap: it is 2.0, and the model has absolute positions, .*; set it to None"
-    with pytest.raises(ConfigError, match=message):
-        tiny.trainer(**on_policy, num_iterations=2).train()
+def test_a_ratio_to_trls_old_policy_is_an_error_with_absolute_positions() -> None:
+    options = {"policy_model": tiny.absolute_model(), "hint_params": {"ratio_cap": 2.0}}
+    with pytest.raises(ConfigError, match="hint_params.ratio_cap: it is 2.0, and .*; set it to None"):
+        tiny.trainer(**HINT_ONLY, **options, hint_divergence="sampled_token")
 
 
 def test_a_chat_hint_goes_into_the_last_user_message() -> None:
     columns = {"prompt": "a?", "privileged_context": "[12]"}
     row = {name: [{"role": "user", "content": text}] for name, text in columns.items()}
     options = {"hint_weight": 1.0, "teacher_prompt_template": "{privileged_context}{prompt}"}
-    made = tiny.trainer(**options, dataset=Dataset.from_list([row] * 4), scripted=False)
+    made = tiny.trainer(**options, dataset=[row] * 4, scripted=False)
     assert tiny.shown(made, tiny.batch(made), "hint_prompt") == "U:[12]a?\nA:"
 
 

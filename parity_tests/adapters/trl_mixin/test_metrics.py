@@ -73,10 +73,8 @@ def test_metrics_do_not_depend_on_gradient_accumulation() -> None:
 def test_a_channels_loss_adds_up_to_the_loss_of_the_step(options: dict[str, Any]) -> None:
     """As TRL logs it: over two steps, of four micro-batches and of two, which ends the epoch."""
     sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "steps_per_generation": 2}
-    dataset = Dataset.from_list(tiny.rows(6))
-    made = tiny.trainer(
-        **options, **sizes, dataset=dataset, max_steps=-1, num_train_epochs=1, logging_steps=2
-    )
+    epoch = {"dataset": tiny.rows(6), "max_steps": -1, "num_train_epochs": 1, "logging_steps": 2}
+    made = tiny.trainer(**options, **sizes, **epoch)
     made.train()
     entry = made.state.log_history[0]
     assert made.state.global_step == 2

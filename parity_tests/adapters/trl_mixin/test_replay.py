@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 
 from composer_plugins.adapters.trl_mixin.channels import ReplayChannel
 from composer_plugins.adapters.trl_mixin.upstream import encode_replayed
@@ -21,7 +20,7 @@ def test_replay_loss_and_gradient_equal_a_loop_over_rows(loss: str, temperature:
     """And metrics; at replay_temperature, which is not the sampling temperature."""
     policy = tiny.model(torch.float64)
     initial = copy.deepcopy(policy).eval()
-    params = {} if loss in by_rows.WITHOUT_BETA else {"beta": 0.3}
+    params = {} if loss == "sft" else {"beta": 0.3}
     options = {"replay_loss": loss, "replay_params": params, **temperature}
     made = tiny.trainer(policy_model=policy, **REPLAY_ONLY, **options, max_steps=3, temperature=0.7)
     made.train()  # so that the policy is no longer the reference
@@ -80,7 +79,7 @@ def test_a_micro_batch_without_a_pair_still_has_its_forward_passes() -> None:
 def test_equal_completions_of_an_optimizer_step_are_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL shuffles 8 generations of each of 4 prompts over 8 micro-batches, which are two optimizer steps."""
     data = [{"prompt": f"{key}?", "chosen": f"{i}2", "rejected": "3"} for i, key in enumerate("abcd")]
-    options = {"dataset": Dataset.from_list(data), "num_generations": 8, "per_device_train_batch_size": 4}
+    options = {"dataset": data, "num_generations": 8, "per_device_train_batch_size": 4}
     options |= {"gradient_accumulation_steps": 4, "steps_per_generation": 8, "max_steps": 2}
 
     def train() -> tuple[list[int], list[torch.Tensor]]:
@@ -105,9 +104,7 @@ def test_equal_completions_of_an_optimizer_step_are_scored_once(monkeypatch: pyt
     ids=["no pair", "weight 0"],
 )
 def test_rows_without_a_pair_or_with_weight_0_count_nowhere(change: dict[str, Any]) -> None:
-    data = Dataset.from_list(
-        [{"prompt": f"{key}?", "chosen": "12", "rejected": "3"} | change for key in "abcd"]
-    )
+    data = [{"prompt": f"{key}?", "chosen": "12", "rejected": "3"} | change for key in "abcd"]
     made = tiny.trainer(**REPLAY_ONLY, dataset=data)
     loss, gradient = tiny.loss_and_gradient(made, tiny.batch(made))
     assert loss == 0 and not gradient.any()
@@ -116,7 +113,7 @@ def test_rows_without_a_pair_or_with_weight_0_count_nowhere(change: dict[str, An
 
 def test_a_single_pair_serves_every_generation() -> None:
     data = [{"prompt": f"{key}?", "chosen": "12", "rejected": "3"} for key in "abcd"]
-    made = tiny.trainer(**REPLAY_ONLY, dataset=Dataset.from_list(data))
+    made = tiny.trainer(**REPLAY_ONLY, dataset=data)
     inputs = tiny.batch(made)
     assert (inputs["replay_weight"] == 1).all()
     decoded = made.processing_class.batch_decode(inputs["replay_chosen_ids"], skip_special_tokens=True)
@@ -128,7 +125,7 @@ def test_generation_g_takes_the_gth_pair_also_across_ranks(
 ) -> None:
     """Rank 1 of two holds generations 4 to 7 of the only prompt."""
     row = {"prompt": "a?", "chosen": [f"{g}1" for g in range(8)], "rejected": ["9"] * 8}
-    made = tiny.trainer(**REPLAY_ONLY, dataset=Dataset.from_list([row] * 2), num_generations=8)
+    made = tiny.trainer(**REPLAY_ONLY, dataset=[row] * 2, num_generations=8)
     monkeypatch.setattr(type(made.accelerator), "process_index", 1)
     tensors = made._replay.tensors(made, [row] * 4)
     decoded = made.processing_class.batch_decode(tensors["replay_chosen_ids"], skip_special_tokens=True)

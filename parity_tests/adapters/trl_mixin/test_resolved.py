@@ -5,7 +5,6 @@ import pickle
 from types import FrameType
 
 import pytest
-from datasets import Dataset
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import ComposerWarning
@@ -23,7 +22,7 @@ def of_the_adapter(frame: FrameType) -> str:
 
 def test_a_trainer_parses_its_options_once_and_looks_up_each_loss_once() -> None:
     def make() -> None:
-        tiny.trainer(**BOTH, dataset=Dataset.from_list(tiny.rows(8)))
+        tiny.trainer(**BOTH, dataset=tiny.rows(8))
 
     make()  # what is kept for the whole process
     found = calls(make, of_the_adapter)

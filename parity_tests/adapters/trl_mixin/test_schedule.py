@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from transformers import TrainerCallback
 
 from composer_plugins.errors import ConfigError
@@ -46,7 +45,7 @@ def test_a_weight_that_a_callback_changes_acts_from_that_step_on() -> None:
 
 def test_a_changed_weight_is_resumed(tmp_path: Path) -> None:
     options: dict[str, Any] = {"output_dir": str(tmp_path), "save_strategy": "steps", "save_steps": 2}
-    options["dataset"] = Dataset.from_list(tiny.rows(16))
+    options["dataset"] = tiny.rows(16)
     whole = trained(Sets(1, hint_weight=0.25), **options)
     saved = str(tmp_path / "checkpoint-2")
     assert torch.equal(trained(checkpoint=saved, **options)[0], whole[2])

@@ -1,4 +1,4 @@
-"""vllm_mode="server": TRL's own client, over HTTP, to a double of a vLLM server."""
+"""vllm_mode="server": TRL's own client, whose HTTP requests a double of a vLLM server answers."""
 
 import copy
 from typing import Any
