@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from parity_tests.cases.verl_config import LOSS, changed
 from parity_tests.rigs.paths import ROOT
 
 MODULES, PLUGINS = "VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS"
-HAS_QUEUE = find_spec("transfer_queue") is not None
 LEGACY = "trainer.use_v1=False"  # so that TransferQueue is not asked for
 DYNAMIC = "actor_rollout_ref.actor.use_dynamic_bsz=True"  # otherwise verl asks for the sizes of micro-batches
 GROUPS = "actor_rollout_ref.rollout.n=8"  # verl's default is 1
@@ -65,13 +63,6 @@ def asked(*overrides: str, files: tuple[Path, ...] = ()) -> dict[str, Any]:
     return facts
 
 
-def written(folder: Path, config: dict[str, Any] = FILE) -> tuple[Path]:
-    """A file with this config."""
-    file = folder / "mine.yaml"
-    file.write_text(yaml.safe_dump(config))
-    return (file,)
-
-
 def judged(facts: dict[str, Any]) -> list[Finding]:
     """The findings in an answer of the probe."""
     return list(verl_doctor.judge(facts, sys.executable))
@@ -85,7 +76,8 @@ def without(name: str, environment: Path) -> None:
 
 
 def test_a_file_is_composed_as_main_ppo_composes_it(tmp_path: Path) -> None:
-    (file,) = written(tmp_path)
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(FILE))
     facts = asked(LEGACY, files=(file,))
     command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-dir", str(file.parent)]
     command += ["--config-name", file.stem, LEGACY, "--cfg", "job"]
@@ -130,7 +122,6 @@ def test_a_plugin_that_fails_is_heard(environment: Path) -> None:
     assert "cannot import name 'estimator'" in one.problem
 
 
-@pytest.mark.skipif(not HAS_QUEUE, reason="composer_sync wants TransferQueue")
 def test_a_trainer_that_does_not_load_is_found_where_the_config_names_it(environment: Path) -> None:
     without("sync_trainer.loss", environment)
     sync = ("algorithm.adv_estimator=composer", "trainer.v1.trainer_mode=composer_sync", DYNAMIC)
@@ -138,7 +129,6 @@ def test_a_trainer_that_does_not_load_is_found_where_the_config_names_it(environ
     assert one.severity == "error" and "cannot import name 'ComposerLoss'" in one.problem
 
 
-@pytest.mark.skipif(not HAS_QUEUE, reason="composer_sync wants TransferQueue")
 def test_both_channels_in_our_trainer_have_no_finding() -> None:
     sound = (
         DYNAMIC,
