@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -52,20 +51,8 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return folder
 
 
-def found(*overrides: str, files: tuple[Path, ...] = ()) -> list[Finding]:
-    return list(verl_doctor.examine(files, Target(sys.executable, None, overrides)).findings)
-
-
-def asked(*overrides: str, files: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """What the probe answers."""
-    request = json.dumps(verl_doctor.request_of(files, Target(sys.executable, None, overrides)))
-    facts: dict[str, Any] = ask(sys.executable, Path(probe.__file__), request)
-    return facts
-
-
-def judged(facts: dict[str, Any]) -> list[Finding]:
-    """The findings in an answer of the probe."""
-    return list(verl_doctor.judge(facts, sys.executable))
+def found(*overrides: str) -> list[Finding]:
+    return list(verl_doctor.examine([], Target(sys.executable, None, overrides)).findings)
 
 
 def without(name: str, environment: Path) -> None:
@@ -78,7 +65,9 @@ def without(name: str, environment: Path) -> None:
 def test_a_file_is_composed_as_main_ppo_composes_it(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(FILE))
-    facts = asked(LEGACY, files=(file,))
+    target = Target(sys.executable, None, (LEGACY,))
+    request = json.dumps(verl_doctor.request_of((file,), target))
+    facts = ask(sys.executable, Path(probe.__file__), request)
     command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-dir", str(file.parent)]
     command += ["--config-name", file.stem, LEGACY, "--cfg", "job"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=file.parent).stdout
@@ -88,7 +77,7 @@ def test_a_file_is_composed_as_main_ppo_composes_it(tmp_path: Path) -> None:
     assert theirs["actor_rollout_ref"]["actor"]["policy_loss"]["composer"] == "${algorithm.composer}"
     sent = facts["config"]["actor_rollout_ref"]["actor"]["policy_loss"]["composer"]
     assert sent == {"policy": "cispo", "policy_params": {"clip_high": 4.0}}
-    assert judged(facts) == []
+    assert list(verl_doctor.judge(facts, sys.executable)) == []
     assert {"composer", "composer/rloo", "gae"} <= set(facts["estimators"])
     assert {"composer", "composer/cispo", "vanilla"} <= set(facts["losses"])
 

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import torch
 import verl
 from omegaconf import OmegaConf
 from torch import Tensor
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.utils.config import omega_conf_to_dataclass
 
 from composer_plugins.adapters.verl_plugin.surface import NODE, WORKER_OVERRIDES
@@ -20,13 +19,12 @@ from composer_plugins.adapters.verl_plugin.upstream import moved
 from composer_plugins.conformance.batches import Batch, Rollouts
 from composer_plugins.conformance.verl_claims.policy import values_of
 from composer_plugins.conformance.verl_claims.upstream import advantages, policy_loss
-from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.contract import NamedLoss, Option
 from composer_plugins.frameworks.verl import OPTIONS, TABLES, ULYSSES, VERL, Key
 from composer_plugins.losses.choosing import find_one
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs.pasted import to_paste
-from parity_tests.rigs.verl_actor import ONES, algorithm, composer_actor
+from parity_tests.rigs.verl_actor import composer_actor
 from parity_tests.rigs.verl_source import fields, read
 from parity_tests.rigs.verl_source import options as options_of
 from parity_tests.rigs.verl_trainer import composed
@@ -189,16 +187,3 @@ def test_the_options_of_the_class_at_its_defaults_are_no_error() -> None:
         clip_ratio_low: float = 0.3
 
     assert moved("policy", OfARelease()) == {} and moved("policy", {"clip_ratio_low": 0.3})
-
-
-def test_dro_has_its_beta_from_our_options_alone() -> None:
-    mask = torch.ones(2, 3, dtype=torch.long)
-    call = {"token_level_rewards": mask.float(), "response_mask": mask, "index": ["a", "a"]}
-    for params in ({"policy_params": {"beta": 0.1}}, {}):
-        node = {"policy": "dro", **params}
-        for run in (
-            lambda node=node: get_adv_estimator_fn("composer")(config=algorithm(**node), **call),
-            lambda node=node: policy_loss("composer", ONES, composer_actor(node), "token-mean"),
-        ):
-            with nullcontext() if params else pytest.raises(ConfigError, match="beta: 'dro' has no def"):
-                run()
