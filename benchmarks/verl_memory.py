@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.timing import peak_of
-from composer_plugins.recipes.verl.on_a_cpu.runner import run_module
+from benchmarks.verl_process import run_module
 
 SIZES = (8, 256, 32_000, 100)
 PLAIN = {"policy": "grpo"}  # no hint
@@ -206,10 +206,5 @@ if __name__ == "__main__":
         measure(Path(sys.argv[1]), *map(int, sys.argv[2:]))
     else:
         # A freed tensor goes back to the system at once.
-        sys.exit(
-            run_module(
-                "benchmarks.verl_memory",
-                *(sys.argv[1:] or map(str, SIZES)),
-                MALLOC_MMAP_THRESHOLD_=str(2**20),
-            )
-        )
+        given, variables = sys.argv[1:] or map(str, SIZES), {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
+        sys.exit(run_module("benchmarks.verl_memory", *given, **variables).returncode)

@@ -67,7 +67,7 @@ def estimator(name: str | None) -> Estimator:
                 index = np.asarray(index)[final]
         found = call(choice.with_optional(*choice.loss.optional), tensors, check=True)
         if in_groups and asked.config.policy_weight:
-            warn_of_groups_of_one(choice, index, found)
+            warn_of_groups_of_one(choice, index)
         if of_session is not None:
             empty = (tensors["lengths"] == 0).nonzero().flatten()
             found = found.index_fill(0, empty, 0.0)[of_session]
@@ -96,7 +96,7 @@ def rows_by_prompt(uids: Iterable[Any]) -> Counter[str]:
     return Counter(uid for uid in map(str, uids) if not uid.startswith(PADDING_UID))
 
 
-def warn_of_groups_of_one(choice: Choice, uids: Iterable[Any], advantages: Tensor) -> None:
+def warn_of_groups_of_one(choice: Choice, uids: Iterable[Any]) -> None:
     """Warn once in a process where each rollout is the only one with its uid: nothing can be compared."""
     groups = rows_by_prompt(uids)
     if choice.name in WARNED or set(groups.values()) != {1}:
@@ -104,7 +104,7 @@ def warn_of_groups_of_one(choice: Choice, uids: Iterable[Any], advantages: Tenso
     WARNED.add(choice.name)
     n = len(groups)
     problem = f"the {n} rollouts of this batch are {n} groups of 1, because each has its own uid, and "
-    problem += compared_with_none(choice, is_zero=not advantages.any())
+    problem += compared_with_none(choice)
     remedy = "set it to 2 or more (GRPO: 8, for example), and write each prompt once in the data: verl gives "
     remedy += "each row of the data a uid, and all rollouts of a prompt must share it"
     enforce([Finding("warning", Key.GROUP_SIZE, problem, remedy)])

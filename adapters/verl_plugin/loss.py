@@ -33,7 +33,7 @@ MASKED = "mask_frac_low"  # what a loss reports whose trust region masks tokens
 def policy_loss(name: str | None) -> PolicyLoss:
     """Return the loss mode `composer/<name>`; for None `composer`, which reads `composer.policy`."""
     options = AskedOnce("policy", name)
-    own = dict[str, VerlMetrics]()  # of the choice that was parsed last
+    metrics: VerlMetrics | None = None  # of the choice that was parsed last
     is_checked = False  # whether it has had a micro-batch with an unmasked token, whose values were checked
 
     def loss(
@@ -52,23 +52,22 @@ def policy_loss(name: str | None) -> PolicyLoss:
         (DPPO) gets it in place of the rollout policy's, as verl's own does: with bypass_mode they are equal.
         verl's own options of its losses (`clip_ratio_high` ...) set no parameter of ours.
         """
-        nonlocal is_checked
+        nonlocal metrics, is_checked
         asked, is_new = options(config, getattr(config, "policy_loss", None), loss_agg_mode)
         composer, choice = asked.config, asked.choice
         mode: Any = FORCED_MODES.get(choice.name, loss_agg_mode)
         info = dict(getattr(config, "global_batch_info", None) or {})  # the counts of the whole batch
         if is_new:
-            own.clear()
-            is_checked = False
-        if not own:
+            metrics, is_checked = None, False
+        if metrics is None:
             check_scale_factor(info.get("loss_scale_factor"))
-            own["metrics"] = VerlMetrics.of(choice)
+            metrics = VerlMetrics.of(choice)
         mask = boolean_mask("response_mask", response_mask, check=not is_checked)
         tensors = {"logprobs": log_prob, "old_logprobs": old_log_prob, "rollout_logprobs": old_log_prob}
         tensors |= {"advantages": advantages, "mask": mask}
         token: TokenLoss = call(choice, tensors, check=not is_checked)
         is_checked = is_checked or bool(mask.any())
-        logged = own["metrics"](tensors, token.metrics)
+        logged = metrics(tensors, token.metrics)
         for key, metric in token.metrics.items():
             logged[f"composer/policy/{key}"] = metric
         if rollout_is_weights is not None:
@@ -95,11 +94,8 @@ def reduce(token_loss: Tensor, mask: Tensor, mode: Mode, info: Mapping[str, Any]
     DDP and FSDP take the mean of the ranks' gradients; that factor turns it into the sum.
     """
     length = info.get("loss_scale_factor") or mask.shape[-1]
-    ranks, tokens, rows = (
-        info.get("dp_size") or 1,
-        info.get("batch_num_tokens"),
-        info.get("global_batch_size"),
-    )
+    ranks = info.get("dp_size") or 1
+    tokens, rows = info.get("batch_num_tokens"), info.get("global_batch_size")
     needed = {"token-mean": "batch_num_tokens", "token-sum": None}.get(mode, "global_batch_size")
     if ranks > 1 and needed is not None and info.get(needed) is None:
         problem = f"{mode!r} on {ranks} ranks needs {needed}, which verl did not pass"

@@ -18,18 +18,9 @@ from composer_plugins.frameworks.verl import VERL, Key
 from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, of_kind
+from composer_plugins.objective import keys
 from composer_plugins.objective.asking import Asked
 from composer_plugins.objective.by_table import nested
-from composer_plugins.objective.keys import (
-    COUNT,
-    NUMBER,
-    POSITIVE,
-    WEIGHT,
-    check_flag,
-    check_tables,
-    not_carried,
-    not_looked_at,
-)
 from composer_plugins.objective.objective import (
     KL,
     NORM,
@@ -52,12 +43,12 @@ KNOWN = {"algorithm", "actor_rollout_ref", "defaults"}  # tables at the top of a
 LOG_CLAMP = 20.0  # of verl's weights, in nats
 NO_BOUND = 1e-9  # a lower bound that no weight reaches because of the clamp; verl does not take 0
 NUMBERS = {
-    Key.KL_COEF: WEIGHT,
-    Key.ENTROPY: NUMBER,
-    Key.REWARD_KL_COEF: WEIGHT,
-    Key.TEMPERATURE: POSITIVE,
-    Key.GROUP_SIZE: COUNT,
-    Key.SCALE_FACTOR: COUNT,
+    Key.KL_COEF: keys.WEIGHT,
+    Key.ENTROPY: keys.NUMBER,
+    Key.REWARD_KL_COEF: keys.WEIGHT,
+    Key.TEMPERATURE: keys.POSITIVE,
+    Key.GROUP_SIZE: keys.COUNT,
+    Key.SCALE_FACTOR: keys.COUNT,
 }
 OUR_DEFAULTS = ("ppo_trainer", "_self_")  # the entries of a file's `defaults` that are known
 # The keys that are read: verl's own options of its losses and estimators, and ours.
@@ -79,8 +70,8 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
         _check(key, found)
         return found
 
-    check_tables(table, *TABLES)
-    remarks = list(not_carried(table, VERL.not_carried))
+    keys.check_tables(table, *TABLES)
+    remarks = list(keys.not_carried(table, VERL.not_carried))
     others = [one for one in table.get("defaults") or () if one not in OUR_DEFAULTS]
     remarks += [f"defaults: {one!r}, which was not read" for one in others]
     set_mode = str(value(Key.AGG_MODE))
@@ -147,7 +138,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
 
 def unread(table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:
     """The keys of a config that are not looked at."""
-    return not_looked_at(table, READ | VERL.not_carried.keys())
+    return keys.not_looked_at(table, READ | VERL.not_carried.keys())
 
 
 def release(version: str | None = None, table: Mapping[str, Any] = NOTHING) -> str:
@@ -172,10 +163,10 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     if objective.length is not None:
         options[Key.SCALE_FACTOR] = int(objective.length)
     if kl is not None and (kind := KL_NAMES.get(kl.estimator.loss.name)) is not None:
-        keys = (Key.USE_KL_LOSS, Key.KL_COEF, Key.KL_TYPE)
+        names = (Key.USE_KL_LOSS, Key.KL_COEF, Key.KL_TYPE)
         if kl.place == "reward":
-            keys = (Key.KL_IN_REWARD, Key.REWARD_KL_COEF, Key.REWARD_KL_TYPE)
-        options |= dict(zip(keys, (True, kl.weight, kind), strict=True))
+            names = (Key.KL_IN_REWARD, Key.REWARD_KL_COEF, Key.REWARD_KL_TYPE)
+        options |= dict(zip(names, (True, kl.weight, kind), strict=True))
     correction = _correction_options(objective.correction) if objective.correction else {}
     if "rollout engine" in (objective.old, objective.rollout):
         correction[Key.BYPASS] = True
@@ -207,7 +198,7 @@ def _check(key: str, found: Any) -> None:
         problem = f"it is {found!r}, an interpolation, which is not resolved here"
         raise ConfigError(key, problem, "write the value")
     if isinstance(verl.DEFAULTS.get(key), bool):
-        check_flag(key, found)
+        keys.check_flag(key, found)
     if key in NUMBERS:
         NUMBERS[key].check(key, found, REQUIRED)
 

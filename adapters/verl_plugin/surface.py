@@ -278,49 +278,18 @@ def undelivered(config: ComposerConfig, *, delivers: bool) -> Iterator[Finding]:
         yield Finding("error", f"{NODE}.policy_weight", problem, remedy)
 
 
-def compared_with_none(choice: Choice, *, is_zero: bool) -> str:
+def compared_with_none(choice: Choice) -> str:
     """Say what an advantage that compares the rollouts of a prompt is where each prompt has one rollout."""
-    what = "is 0" if is_zero else "comes from its own reward alone, without a baseline"
-    return f"{choice.name!r} compares a rollout with the others of its prompt, so that every advantage {what}"
+    why = "compares a rollout with the others of its prompt"
+    return f"{choice.name!r} {why}, so that every advantage is 0, or the reward without a baseline"
 
 
 def group_of_one(choice: Choice, group_size: Any) -> Iterator[Finding]:
     """Yield a warning where an advantage that compares the rollouts of a prompt gets one of each prompt."""
-    if group_size != 1 or "group_ids" not in choice.loss.needs:
-        return
-    import torch  # which the doctor's own process does not need, nor the next one, which loads it
-
-    from composer_plugins.losses.calling import call
-
-    rewards = torch.tensor([1.0, 2.0])
-    alone = {"rewards": rewards, "group_ids": torch.arange(2), "lengths": torch.ones(2)}
-    try:
-        problem = f"it is 1, and {compared_with_none(choice, is_zero=not call(choice, alone).any())}"
-    except Exception:  # a function of the user's own that needs other inputs
-        return
-    remedy = "set 2 or more (GRPO: 8, for example), or an advantage without groups, as reinforce_pp"
-    yield Finding("warning", Key.GROUP_SIZE, problem, remedy)
-
-
-def check_its_result(choice: Choice) -> None:
-    """Raise ConfigError where a user's own loss returns no loss, by a call on tiny tensors.
-
-    A loss that fails on these for a reason of its own is left to `composer-plugins check`.
-    """
-    import torch
-
-    from composer_plugins.losses.calling import call
-
-    ones = torch.ones(2, 3)
-    logprobs = dict.fromkeys(("logprobs", "old_logprobs", "rollout_logprobs"), -ones)
-    tensors = {**logprobs, "logprobs": (-ones).requires_grad_(), "advantages": ones, "mask": ones.bool()}
-    tensors |= {"rewards": ones[:, 0], "group_ids": torch.zeros(2).long(), "lengths": ones.sum(-1).long()}
-    try:
-        call(choice, tensors | {"token_rewards": ones})
-    except ConfigError:
-        raise
-    except Exception:
-        return
+    if group_size == 1 and "group_ids" in choice.loss.needs:
+        problem = f"it is 1, and {compared_with_none(choice)}"
+        remedy = "set 2 or more (GRPO: 8, for example), or an advantage without groups, as reinforce_pp"
+        yield Finding("warning", Key.GROUP_SIZE, problem, remedy)
 
 
 def reduction(choice: Choice | None, mode: str) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ sync_trainer/workers.py.
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, is_dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -64,13 +65,6 @@ def release_of(version: str | None) -> Release:
         problem = f"it is verl {version}, and composer-plugins runs in verl 0.8 and 0.9"
         raise ConfigError("verl", problem, "install it: pip install 'verl>=0.8,<0.10'")
     return release
-
-
-def check_release() -> None:
-    """Raise ConfigError where the verl that is imported is too old."""
-    from verl import __version__
-
-    release_of(__version__)
 
 
 def moved(kind: Kind, table: Any) -> dict[str, Any]:
@@ -147,15 +141,10 @@ def registry(kind: str) -> dict[str, Any]:
 
 def registries(*, trainers: bool = True) -> dict[str, list[str]]:
     """Return the names in verl's registries; none of a registry that this verl does not have."""
-    found: dict[str, list[str]] = {}
-    for kind in REGISTRIES:
-        if kind == "trainers" and not trainers:
-            found[kind] = []
-            continue
-        try:
+    found: dict[str, list[str]] = {kind: [] for kind in REGISTRIES}
+    for kind in found if trainers else found.keys() - {"trainers"}:
+        with suppress(Exception):  # verl before 0.9 has no v1, and v1 needs TransferQueue
             found[kind] = sorted(registry(kind))
-        except Exception:  # verl before 0.9 has no v1, and v1 needs TransferQueue
-            found[kind] = []
     return found
 
 

@@ -1,14 +1,15 @@
 """Our losses in verl's registries beside verl's own: the claims of `conform`, through the adapter."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from composer_plugins.conformance.batches import Rollouts
+from composer_plugins.conformance import reductions
+from composer_plugins.conformance.batches import Batch, Rollouts
 from composer_plugins.conformance.claims import GRADIENT, Claim, Compared
 from composer_plugins.conformance.verl_claims import policy as claims
 from composer_plugins.conformance.verl_claims import upstream
@@ -17,7 +18,6 @@ from composer_plugins.conformance.verl_claims.token_advantages import whitened_c
 from composer_plugins.findings import ComposerWarning
 from composer_plugins.testing.draws import Draw
 from parity_tests.rigs.verl_actor import algorithm, composer_actor
-from parity_tests.rigs.verl_drawn import largest_term
 
 GEO_MEAN = claims.DRAWN | {"clip_ratio_low": [0.01, 0.4], "clip_ratio_high": [0.01, 0.4]}
 
@@ -35,6 +35,14 @@ LEFT_OUT = {
     },
     "gae@verl": f"verl calls its own without asking the registry, and hands no other values; {KERNEL}",
 }
+
+
+def largest_term(kernel: Callable[..., Any], batch: Batch, mode: str, info: dict[str, Any]) -> float:
+    """What the largest token adds to the reduced loss: the scale of a sum, which itself may cancel."""
+    terms = kernel(batch.logprobs, batch.old_logprobs, batch.advantages, batch.mask).loss.detach()
+    terms = (terms if batch.weights is None else terms * batch.weights).requires_grad_()
+    (share,) = torch.autograd.grad(reductions.verl(terms, batch.mask, mode, info), terms)
+    return float((share * terms.detach()).abs().max())
 
 
 def policy(theirs: str, row: str, options: claims.Options, draw: Draw) -> Iterator[Compared]:

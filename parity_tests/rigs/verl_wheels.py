@@ -4,10 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from importlib import import_module
 from importlib.metadata import version as installed
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,12 +16,6 @@ PLUGIN = "composer_plugins.adapters.verl_plugin.register"
 TARGET = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
 INSTALLED = installed("verl")
 FOLDERS = "VERL_WHEELS"  # a folder with one wheel unpacked in <version>/ each
-# What a version imports and the environment may lack, nothing of which is called here.
-STUBS = {
-    "cachetools": ("LRUCache",),
-    "uvicorn": ("Server", "Config"),
-    "fastapi": ("FastAPI",),
-}
 
 
 def wheel(version: str) -> Path | None:
@@ -49,15 +41,3 @@ def probe(wheel: Path | None, out: Path) -> dict[str, Any]:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     found: dict[str, Any] = json.loads(out.read_text())
     return found
-
-
-def stub() -> None:
-    """Put a name where another package's is missing."""
-    for name, members in STUBS.items():
-        try:
-            module = import_module(name)
-        except ModuleNotFoundError:
-            module = sys.modules[name] = ModuleType(name)
-        for member in members:
-            if not hasattr(module, member):
-                setattr(module, member, type(member, (), {}))

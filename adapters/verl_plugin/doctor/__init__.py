@@ -11,14 +11,16 @@ from typing import Any
 
 from composer_plugins.adapters.verl_plugin import upstream
 from composer_plugins.adapters.verl_plugin.doctor import probe
-from composer_plugins.adapters.verl_plugin.doctor.environment import environment
 from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run
 from composer_plugins.diagnosis import Examination, Target, ask
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding
 from composer_plugins.frameworks.verl import VERL, Key
 from composer_plugins.objective.files import one_config
+from composer_plugins.objective.registered import is_ours
 from composer_plugins.objective.resolve import check_schema, resolve
+
+NOUNS = {"estimators": "estimator", "losses": "policy loss"}  # what verl registers, by registry
 
 
 def examine(files: Sequence[Path], target: Target) -> Examination:
@@ -83,6 +85,33 @@ def judge(facts: Mapping[str, Any], python: str) -> Iterator[Finding]:
         return
     for finding in facts["findings"]:  # of checks.py, and of verl, in the interpreter that will train
         yield Finding(*finding)
+
+
+def environment(facts: Mapping[str, Any], python: str) -> Iterator[Finding]:
+    """Yield what is wrong apart from the options."""
+    found = facts["verl"]
+    missing = [noun for kind, noun in NOUNS.items() if not any(map(is_ours, facts[kind]))]
+    shown = f'correct that: {python} -W default -c "import verl" shows it'
+    if facts["package"]:
+        problem = f"{python}, which will train, cannot import composer-plugins: {facts['package']}"
+        yield Finding("error", "composer-plugins", problem, _install(python, "composer-plugins"))
+    if found["absent"]:
+        problem = f"{python}, which will train, has no verl, so verl's own options were not looked at"
+        remedy = f"{_install(python, 'verl[verl-core]')}, or name the interpreter with --python"
+        yield Finding("error", "verl", problem, remedy)
+    elif found["error"]:
+        yield Finding("error", "verl", f"import verl fails in {python}: {found['error']}", shown)
+    elif found["failure"]:
+        problem = f"the plugin failed, and verl does not show the error: {found['failure']}"
+        yield Finding("error", "verl.plugins", problem, shown)
+    elif missing and not facts["package"]:
+        problem = f"verl knows no {' or '.join(missing)} 'composer' after import verl: it did not load the "
+        remedy = f"export {upstream.MODULES}={upstream.PLUGIN}, also in a running Ray cluster"
+        yield Finding("error", upstream.MODULES, f"{problem}plugin", remedy)
+
+
+def _install(python: str, what: str) -> str:
+    return f"uv pip install --python {python} '{what}'"
 
 
 def compared_with(target: Target, facts: Mapping[str, Any], release: upstream.Release) -> str:

@@ -3,15 +3,10 @@
 import json
 import warnings
 from collections.abc import Mapping
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
-
-from datasets.fingerprint import Hasher
 
 from composer_plugins import columns
 from composer_plugins.adapters.verl_plugin.surface import Channels
-from composer_plugins.adapters.verl_plugin.sync_trainer import prompts
 from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
 from composer_plugins.columns import AGREEING, CHOSEN, HINT, REJECTED, TOOLS, hint_of, hinted_prompt, pairs_of
 from composer_plugins.config import at
@@ -50,7 +45,7 @@ def wanted_columns(channels: Channels) -> dict[str, str]:
 def _check(dataset: Any, check: "RowCheck") -> None:
     """Raise the first row's DataError, and warn of what is probably a mistake.
 
-    verl's data is a `datasets.Dataset`, whose `map` has a progress bar, several processes and a cache.
+    verl's data is a `datasets.Dataset`, whose `map` has a progress bar and several processes.
     """
     rows, workers = dataset.dataframe, dataset.num_workers or 1  # data.filter_overlong_prompts_workers
     rows = rows.select_columns([name for name in check.columns if name in rows.column_names])
@@ -58,7 +53,7 @@ def _check(dataset: Any, check: "RowCheck") -> None:
         check,
         remove_columns=rows.column_names,
         num_proc=workers if workers > 1 else None,
-        new_fingerprint=_fingerprint(rows, check),
+        load_from_cache_file=False,  # the cache's key has neither our code nor all settings
         desc=f"Checking the {' and '.join(check.channels)} of the {DATA}",
     )
     found = [json.loads(text) for text in checked["found"]]
@@ -70,23 +65,8 @@ def _check(dataset: Any, check: "RowCheck") -> None:
             warnings.warn(warning, ComposerWarning, stacklevel=2)
 
 
-def _fingerprint(rows: Any, check: "RowCheck") -> str:
-    """Return the name of the result in the cache: a hash of the rows, the settings and this code.
-
-    The data set's own fingerprint is a random one after verl's filter of long prompts.
-    """
-    content = sha256()
-    for table in rows.with_format("arrow").iter(1000):
-        for batch in table.to_batches():
-            content.update(batch.serialize())
-    for file in (__file__, str(prompts.__file__), columns.__file__):
-        content.update(Path(file).read_bytes())
-    fingerprint: str = Hasher.hash([content.hexdigest(), check])
-    return fingerprint
-
-
 class RowCheck:
-    """The check of one row. Its result depends on the row and on these attributes."""
+    """The check of one row."""
 
     def __init__(self, trainer: Any) -> None:
         self.key, self.prompts = trainer.config.data.prompt_key, Prompts(trainer)

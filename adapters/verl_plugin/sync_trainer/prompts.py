@@ -5,18 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from composer_plugins import columns
 from composer_plugins.adapters.verl_plugin.upstream import has_adapter, token_limits
-from composer_plugins.columns import (
-    Completion,
-    Prompt,
-    Row,
-    after_prompt,
-    check_calls_are_shown,
-    completion_messages,
-    hinted_prompt,
-    template_messages,
-    tools_of,
-)
 from composer_plugins.errors import DataError
 
 Messages = list[dict[str, Any]]
@@ -35,7 +25,7 @@ class Prompts:
         self.prompt_limit = trainer.config.actor_rollout_ref.rollout.prompt_length
         self.cache: dict[str, list[int]] = {}  # a prompt is sampled many times
 
-    def ids(self, messages: Prompt, **options: Any) -> list[int]:
+    def ids(self, messages: columns.Prompt, **options: Any) -> list[int]:
         """Return the token ids of messages, by default up to where the assistant's turn begins."""
         options = {"add_generation_prompt": True} | options
         if (key := repr((messages, options))) not in self.cache:
@@ -51,7 +41,7 @@ class Prompts:
             problem = "a rollout's prompt is not its row's prompt in the chat template, so the place of the "
             problem += "hint is not known (an agent loop, a tool or a truncation changed it)"
             raise DataError("prompt", problem, FIT)
-        ids = self.ids(hinted_prompt(messages, hint, self.template))
+        ids = self.ids(columns.hinted_prompt(messages, hint, self.template))
         self.check_length(len(ids) + len(response), "prompt + hint + response")
         return torch.tensor(ids)
 
@@ -63,18 +53,20 @@ class Prompts:
                 "prompt", f"{problem}which verl cuts a prompt, also with data.truncation=error", FIT
             )
 
-    def completion(self, messages: Messages, side: Completion, row: Row) -> tuple[Tensor, Tensor]:
+    def completion(
+        self, messages: Messages, side: columns.Completion, row: columns.Row
+    ) -> tuple[Tensor, Tensor]:
         """Return the token ids of the prompt, and of a completion up to where the template ends a turn.
 
         The prompt shows the tools of the row.
         """
-        messages, answer = template_messages(messages), completion_messages(side)
-        tools = tools_of(row, messages)
+        messages, answer = columns.template_messages(messages), columns.completion_messages(side)
+        tools = columns.tools_of(row, messages)
         options = {"tools": tools} if tools else {}
         prompt = self.ids(messages, **options)
         whole = self.ids([*messages, *answer], add_generation_prompt=False, **options)
-        completion = after_prompt(whole, prompt)
-        check_calls_are_shown(answer, self.tokenizer.decode(completion))
+        completion = columns.after_prompt(whole, prompt)
+        columns.check_calls_are_shown(answer, self.tokenizer.decode(completion))
         self.check_length(len(whole), "prompt + completion")
         return torch.tensor(prompt), torch.tensor(completion)
 

@@ -16,7 +16,8 @@ from composer_plugins.conformance.batches import FLOAT64, draw_mask, rows_and_to
 from composer_plugins.conformance.claims import GRADIENT, Claim, Compared, Place
 from composer_plugins.conformance.reductions import kernel
 from composer_plugins.conformance.verl_claims import upstream
-from composer_plugins.frameworks.verl import CHOOSES, KL_ESTIMATORS, VERL
+from composer_plugins.conformance.verl_claims.reduction import kl_compared
+from composer_plugins.frameworks.verl import KL_ESTIMATORS
 from composer_plugins.testing.draws import Draw, flag, generator
 from composer_plugins.testing.inputs import with_junk
 
@@ -121,18 +122,11 @@ def estimator(name: str, draw: Draw) -> Iterator[Compared]:
     data = engine_batch(mask, {}, teacher_logprobs=log_t.unsqueeze(-1))
     theirs, _ = get_distillation_loss_fn(name)(*settings, {"log_probs": packed(x)}, data)
     theirs = torch.where(mask, theirs, 0.0)
-    (want,) = torch.autograd.grad(theirs.sum(), x)
-    junk = with_junk(log_s, mask).requires_grad_()
-    inputs = junk, with_junk(log_t, mask), mask
-    ours = kernel("kl", VERL.row_of(**{CHOOSES["kl"]: name}) or "")(*inputs)
-    (gradient,) = torch.autograd.grad(ours.sum(), junk)
-    largest = max(1.0, float(theirs.detach().abs().max()), float(want.abs().max()))
-    yield Compared(ours, theirs, 3, largest)
-    yield Compared(gradient, want, 3, largest, what=GRADIENT)
+    yield from kl_compared(name, theirs, x, log_t, mask)
     if name == "k3":  # verl's default
-        yield Compared(
-            kernel("divergence", "sampled_token@verl")(*inputs).loss, ours, 1, what="sampled_token"
-        )
+        inputs = with_junk(log_s, mask), with_junk(log_t, mask), mask
+        ours, own = kernel("divergence", "sampled_token@verl"), kernel("kl", ESTIMATORS[name])
+        yield Compared(ours(*inputs).loss, own(*inputs), 1, what="sampled_token")
 
 
 def _claim(ours: str, theirs: str, compare: object, note: str = "") -> Claim:

@@ -53,14 +53,17 @@ def estimator(name: str, draw: Draw) -> Iterator[Compared]:
     batch = policy_batch(draw)
     x = batch.logprobs.clone().requires_grad_()
     theirs = torch.where(batch.mask, kl_penalty(x, batch.old_logprobs, name), 0.0)
+    yield from kl_compared(name, theirs, x, batch.old_logprobs, batch.mask)
+
+
+def kl_compared(name: str, theirs: Tensor, x: Tensor, others: Tensor, mask: Tensor) -> Iterator[Compared]:
+    """Our row of verl's estimator beside verl's estimates of the log-probabilities `x` and the others'."""
     (want,) = torch.autograd.grad(theirs.sum(), x)
-    theirs = theirs.detach()
-    junk = with_junk(batch.logprobs, batch.mask).requires_grad_()
-    row = VERL.row_of(**{CHOOSES["kl"]: name}) or ""
-    ours = kernel("kl", row)(junk, with_junk(batch.old_logprobs, batch.mask), batch.mask)
+    junk = with_junk(x.detach(), mask).requires_grad_()
+    ours = kernel("kl", VERL.row_of(**{CHOOSES["kl"]: name}) or "")(junk, with_junk(others, mask), mask)
     (gradient,) = torch.autograd.grad(ours.sum(), junk)
     # Of k3 the terms are exp(-d), d and 1: where d is small it is their difference that is left.
-    largest = max(1.0, float(theirs.abs().max()), float(want.abs().max()))
+    largest = max(1.0, float(theirs.detach().abs().max()), float(want.abs().max()))
     yield Compared(ours, theirs, 3, largest)
     yield Compared(gradient, want, 3, largest, what=GRADIENT)
 

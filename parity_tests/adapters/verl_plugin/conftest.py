@@ -10,7 +10,7 @@ import pytest
 from composer_plugins.recipes.verl.on_a_cpu import missing
 
 # Tests that import verl's v1 trainer or start its workers. Those with the fixture `trained` skip themselves.
-OF_THE_TRAINER = "channels driver hint_of_logits mistakes sessions top_k trace_replay trainer update worker"
+OF_THE_TRAINER = "channels driver hint_of_logits mistakes sessions top_k trainer update worker"
 collect_ignore = [f"test_{name}.py" for name in OF_THE_TRAINER.split()] if missing() else []
 
 

@@ -19,8 +19,6 @@ RANDOM = {"rows_may_come_in_any_order", "two_calls_give_the_same_result"}
 WRONG = {"clip_cov": {CUT, *RANDOM}, "kl_cov": {CUT}, "geo_mean": {CUT}}
 OF_THE_WHEEL = """
 import json, warnings
-from parity_tests.rigs.verl_wheels import stub
-stub()
 warnings.simplefilter("ignore")
 from composer_plugins.testing.conventions import check_as
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY

@@ -7,9 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -24,7 +22,6 @@ from parity_tests.cases.verl_config import LOSS, changed
 from parity_tests.rigs.paths import ROOT
 
 MODULES, PLUGINS = "VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS"
-HAS_QUEUE = find_spec("transfer_queue") is not None
 LEGACY = "trainer.use_v1=False"  # so that TransferQueue is not asked for
 DYNAMIC = "actor_rollout_ref.actor.use_dynamic_bsz=True"  # otherwise verl asks for the sizes of micro-batches
 GROUPS = "actor_rollout_ref.rollout.n=8"  # verl's default is 1
@@ -54,27 +51,8 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return folder
 
 
-def found(*overrides: str, files: tuple[Path, ...] = ()) -> list[Finding]:
-    return list(verl_doctor.examine(files, Target(sys.executable, None, overrides)).findings)
-
-
-def asked(*overrides: str, files: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """What the probe answers."""
-    request = json.dumps(verl_doctor.request_of(files, Target(sys.executable, None, overrides)))
-    facts: dict[str, Any] = ask(sys.executable, Path(probe.__file__), request)
-    return facts
-
-
-def written(folder: Path, config: dict[str, Any] = FILE) -> tuple[Path]:
-    """A file with this config."""
-    file = folder / "mine.yaml"
-    file.write_text(yaml.safe_dump(config))
-    return (file,)
-
-
-def judged(facts: dict[str, Any]) -> list[Finding]:
-    """The findings in an answer of the probe."""
-    return list(verl_doctor.judge(facts, sys.executable))
+def found(*overrides: str) -> list[Finding]:
+    return list(verl_doctor.examine([], Target(sys.executable, None, overrides)).findings)
 
 
 def without(name: str, environment: Path) -> None:
@@ -85,8 +63,11 @@ def without(name: str, environment: Path) -> None:
 
 
 def test_a_file_is_composed_as_main_ppo_composes_it(tmp_path: Path) -> None:
-    (file,) = written(tmp_path)
-    facts = asked(LEGACY, files=(file,))
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(FILE))
+    target = Target(sys.executable, None, (LEGACY,))
+    request = json.dumps(verl_doctor.request_of((file,), target))
+    facts = ask(sys.executable, Path(probe.__file__), request)
     command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-dir", str(file.parent)]
     command += ["--config-name", file.stem, LEGACY, "--cfg", "job"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=file.parent).stdout
@@ -96,7 +77,7 @@ def test_a_file_is_composed_as_main_ppo_composes_it(tmp_path: Path) -> None:
     assert theirs["actor_rollout_ref"]["actor"]["policy_loss"]["composer"] == "${algorithm.composer}"
     sent = facts["config"]["actor_rollout_ref"]["actor"]["policy_loss"]["composer"]
     assert sent == {"policy": "cispo", "policy_params": {"clip_high": 4.0}}
-    assert judged(facts) == []
+    assert list(verl_doctor.judge(facts, sys.executable)) == []
     assert {"composer", "composer/rloo", "gae"} <= set(facts["estimators"])
     assert {"composer", "composer/cispo", "vanilla"} <= set(facts["losses"])
 
@@ -130,7 +111,6 @@ def test_a_plugin_that_fails_is_heard(environment: Path) -> None:
     assert "cannot import name 'estimator'" in one.problem
 
 
-@pytest.mark.skipif(not HAS_QUEUE, reason="composer_sync wants TransferQueue")
 def test_a_trainer_that_does_not_load_is_found_where_the_config_names_it(environment: Path) -> None:
     without("sync_trainer.loss", environment)
     sync = ("algorithm.adv_estimator=composer", "trainer.v1.trainer_mode=composer_sync", DYNAMIC)
@@ -138,7 +118,6 @@ def test_a_trainer_that_does_not_load_is_found_where_the_config_names_it(environ
     assert one.severity == "error" and "cannot import name 'ComposerLoss'" in one.problem
 
 
-@pytest.mark.skipif(not HAS_QUEUE, reason="composer_sync wants TransferQueue")
 def test_both_channels_in_our_trainer_have_no_finding() -> None:
     sound = (
         DYNAMIC,

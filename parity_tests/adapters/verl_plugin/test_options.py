@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,22 +12,19 @@ import torch
 import verl
 from omegaconf import OmegaConf
 from torch import Tensor
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.utils.config import omega_conf_to_dataclass
 
 from composer_plugins.adapters.verl_plugin.surface import NODE, WORKER_OVERRIDES
 from composer_plugins.adapters.verl_plugin.upstream import moved
 from composer_plugins.conformance.batches import Batch, Rollouts
-from composer_plugins.conformance.verl_claims.policy import DRAWN, values_of
+from composer_plugins.conformance.verl_claims.policy import values_of
 from composer_plugins.conformance.verl_claims.upstream import advantages, policy_loss
-from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.contract import NamedLoss, Option
 from composer_plugins.frameworks.verl import OPTIONS, TABLES, ULYSSES, VERL, Key
 from composer_plugins.losses.choosing import find_one
-from composer_plugins.losses.row import Kind
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs.pasted import to_paste
-from parity_tests.rigs.verl_actor import ONES, algorithm, composer_actor
+from parity_tests.rigs.verl_actor import composer_actor
 from parity_tests.rigs.verl_source import fields, read
 from parity_tests.rigs.verl_source import options as options_of
 from parity_tests.rigs.verl_trainer import composed
@@ -109,8 +106,7 @@ BATCH = Batch(LOGPROBS, LOGPROBS - LOG_RATIOS, ADVANTAGES, LOG_RATIOS != 1.2, No
 REWARDS = torch.tensor([0.0, 1.0, 1.0, 0.5, 0.25, 2.0]).double()
 TOKENS = torch.zeros(6, 3).double().index_put((torch.arange(6), torch.tensor([2, 1, 2, 0, 2, 2])), REWARDS)
 ROLLOUTS = Rollouts(REWARDS, TOKENS, torch.arange(6) // 3, torch.ones(6, 3).bool())
-VALUES = DRAWN | {"clip_ratio_low": [0.05], "clip_ratio_high": [0.1], "clip_ratio_c": [1.1]}
-VALUES |= {"norm_adv_by_std_in_grpo": [False], "gamma": [0.5]}
+VALUES = {"norm_adv_by_std_in_grpo": False, "gamma": 0.5}
 OWN = [
     pytest.param(*named.options.values(), named, option, id=f"{named.row} {option.key}")
     for named in VERL.losses
@@ -144,7 +140,7 @@ def test_a_pasted_line_trains_what_verls_own_option_does(name: str, named: Named
 def test_a_pasted_line_gives_the_advantages_of_verls_own_option(
     name: str, named: NamedLoss, option: Option
 ) -> None:
-    key, value = VERL.key(option), VALUES[option.key][0]
+    key, value = VERL.key(option), VALUES[option.key]
 
     def found(estimator: str, overrides: Sequence[str]) -> Tensor:
         config = composed(*overrides, f"{Key.GROUP_SIZE}=3").algorithm
@@ -158,34 +154,13 @@ def test_a_pasted_line_gives_the_advantages_of_verls_own_option(
     assert_parity(found("composer", line), theirs, terms=18, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("kind", ["policy", "advantage"])
-def test_all_options_of_verls_own_losses_are_one_error(kind: Kind) -> None:
-    own = [one for one in VERL.options_of(kind) if one.acts_by_parameters]
-    others = {"rollout_is": "token", "loss_type": "reinforce", "gdpo_reward_keys": ["a"]}
-    given = [
-        f"++{VERL.key(one)}={others.get(name, moved)}"
-        for one in own
-        for name in (one.key.rpartition(".")[2],)
-        for moved in [x for x in VALUES.get(one.key, [not one.default]) if x != one.default][:1]
-    ]
-    run = {
-        "policy": lambda overrides: policy_loss("composer/grpo", BATCH, actor_of(overrides), "token-mean"),
-        "advantage": lambda overrides: advantages(
-            "composer/grpo", ROLLOUTS, config=composed(*overrides).algorithm
-        ),
-    }[kind]
-    keys, line = to_paste(lambda: run(given))
-    assert keys == [VERL.key(one) for one in own] and len(keys) == {"policy": 19, "advantage": 6}[kind]
-    assert (
-        shlex.split(line)
-        == {
-            "policy": [
-                f"++{NODE}.policy_params={{clip_low: 0.05, clip_high: 0.1, dual_clip: 1.1}}",
-                *shlex.split(WORKER_OVERRIDES),
-            ],
-            "advantage": [f'++{NODE}.advantage_params={{scale: "none"}}'],
-        }[kind]
-    )
+def test_several_options_of_verls_own_losses_are_one_error_with_one_line() -> None:
+    own = ("clip_ratio_low=0.05", "clip_ratio_high=0.1", "clip_ratio_c=1.1", "tau_pos=2.0")
+    given = [f"{TABLES['policy']}.{one}" for one in own]
+    keys, line = to_paste(lambda: policy_loss("composer/grpo", BATCH, actor_of(given), "token-mean"))
+    assert keys == [one.partition("=")[0] for one in given]
+    params = f"++{NODE}.policy_params={{clip_low: 0.05, clip_high: 0.1, dual_clip: 1.1}}"
+    assert shlex.split(line) == [params, *shlex.split(WORKER_OVERRIDES)]
 
 
 def test_a_loss_by_its_name_gets_parameters_from_what_is_pasted() -> None:
@@ -212,16 +187,3 @@ def test_the_options_of_the_class_at_its_defaults_are_no_error() -> None:
         clip_ratio_low: float = 0.3
 
     assert moved("policy", OfARelease()) == {} and moved("policy", {"clip_ratio_low": 0.3})
-
-
-def test_dro_has_its_beta_from_our_options_alone() -> None:
-    mask = torch.ones(2, 3, dtype=torch.long)
-    call = {"token_level_rewards": mask.float(), "response_mask": mask, "index": ["a", "a"]}
-    for params in ({"policy_params": {"beta": 0.1}}, {}):
-        node = {"policy": "dro", **params}
-        for run in (
-            lambda node=node: get_adv_estimator_fn("composer")(config=algorithm(**node), **call),
-            lambda node=node: policy_loss("composer", ONES, composer_actor(node), "token-mean"),
-        ):
-            with nullcontext() if params else pytest.raises(ConfigError, match="beta: 'dro' has no def"):
-                run()

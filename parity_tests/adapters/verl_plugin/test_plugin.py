@@ -20,6 +20,7 @@ from composer_plugins.adapters.verl_plugin import estimators
 from composer_plugins.adapters.verl_plugin import loss as adapter
 from composer_plugins.adapters.verl_plugin.surface import log_once
 from composer_plugins.conformance import reductions
+from composer_plugins.conformance.batches import global_batch, policy_batch
 from composer_plugins.conformance.reductions import verl as reduced
 from composer_plugins.conformance.verl_claims import upstream
 from composer_plugins.conformance.verl_claims.upstream import names
@@ -29,9 +30,9 @@ from composer_plugins.frameworks.verl import MODES, VERL
 from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.losses.registry import losses
 from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.strategies import drawn_by
 from parity_tests.rigs import verl_registered
 from parity_tests.rigs.verl_actor import ONES, algorithm, policy_loss
-from parity_tests.rigs.verl_drawn import global_batches, policy_batches
 
 examples = settings(max_examples=40)
 
@@ -62,17 +63,6 @@ def test_importing_the_module_register_registers_and_importing_the_package_does_
     assert printed.split()[-2:] == ["False", "True"]
 
 
-@pytest.mark.slow
-def test_a_process_that_unpickles_the_config_before_verl_is_imported_has_the_plugin() -> None:
-    program = (
-        "import composer_plugins.adapters.verl_plugin.config\n"
-        "from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY as names\n"
-        "print('composer' in names)"
-    )
-    printed = subprocess.check_output([sys.executable, "-W", "ignore", "-c", program], text=True)
-    assert printed.split()[-1] == "True"
-
-
 def my_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, power: float
 ) -> TokenLoss:
@@ -90,8 +80,8 @@ def my_advantage(rewards: Tensor, group_ids: Tensor, mask: Tensor, *, scale: flo
 @examples
 @given(data=st.data())
 def test_a_loss_named_by_import_path_gives_its_value_and_gradient(data: st.DataObject) -> None:
-    batch = data.draw(policy_batches())
-    mode, info = data.draw(st.sampled_from(MODES)), data.draw(global_batches(batch.mask))
+    batch = data.draw(drawn_by(policy_batch))
+    mode, info = data.draw(st.sampled_from(MODES)), data.draw(drawn_by(global_batch, batch.mask))
     node = {"policy": f"{__name__}:my_loss", "policy_params": {"power": 2.0}}
     loss, gradient, metrics = policy_loss("composer", batch, mode, info, **node)
     logprobs = batch.logprobs.clone().requires_grad_()
@@ -267,17 +257,14 @@ OF_VERL = [f"{one}@verl" for one in GROUPED if one != "maxrl"]
 
 @pytest.mark.parametrize("name", [*GROUPED, *OF_VERL, f"{__name__}:my_advantage"])
 @pytest.mark.parametrize("rollouts_per_prompt", [None, 1, 8])
-def test_groups_of_one_are_warned_of_once_with_what_is_computed(
+def test_groups_of_one_are_warned_of_once(
     name: str, rollouts_per_prompt: int | None, a_new_process: set[str]
 ) -> None:
     """Also where rollout.n is 8: the groups are the uids."""
     call = batch_of(list("abcdefgh"), rollouts_per_prompt, advantage=name)
-    from_rewards = name.endswith("@verl") and not name.startswith("pass_at_k")
-    what = "comes from its own reward alone, without a baseline" if from_rewards else "is 0"
     message = f"^actor_rollout_ref.rollout.n: the 8 rollouts .* are 8 groups of 1, .* and '{name}' compares "
-    with pytest.warns(ComposerWarning, match=f"{message}.* every advantage {what}; set it to 2 .* share it"):
-        advantages, _ = get_adv_estimator_fn("composer")(**call)
-    assert bool(advantages.any()) == from_rewards
+    with pytest.warns(ComposerWarning, match=f"{message}.*; set it to 2 .* share it"):
+        get_adv_estimator_fn("composer")(**call)
     others = batch_of(["x", "y", "z"], advantage=name)
     get_adv_estimator_fn("composer")(**others)  # a warning would be an error
 

@@ -111,13 +111,8 @@ def gradient(name: str, student: Tensor, top: Tensor, ids: Tensor) -> Tensor:
     return torch.autograd.grad(loss, leaf)[0]
 
 
-def error(dtype: torch.dtype, name: str, scale: float) -> tuple[float, bool]:
-    """The relative error of the gradient if the teacher's entries are sent in this dtype; is it in its bound?
-
-    Rounding changes log T_v by at most u |log T_v|, and `sum_to_one` by as much again, in the mean over
-    T. The gradient of each divergence has a bounded slope in it: its error, summed over the vocabulary, is at
-    most 2 sum_v max(S_v, T_v) times that.
-    """
+def error(dtype: torch.dtype, name: str, scale: float) -> float:
+    """The relative error of the gradient where the teacher's entries are sent in this dtype."""
     g = torch.Generator().manual_seed(2)
     teacher = torch.log_softmax(scale * torch.randn(200, 2000, generator=g, dtype=torch.float64), -1)
     student = teacher + torch.randn(teacher.shape, generator=g, dtype=torch.float64)
@@ -125,24 +120,15 @@ def error(dtype: torch.dtype, name: str, scale: float) -> tuple[float, bool]:
     rest = teacher.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)
     top = torch.cat([values, rest], -1)
     exact, rounded = (gradient(name, student, x.double(), ids) for x in (top, top.to(dtype)))
-    s = torch.log_softmax(student, -1)
-    s = torch.cat([s.gather(-1, ids), s.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)], -1)
-    mean = (top.exp() * top.abs()).sum(-1, keepdim=True)
-    moved = torch.finfo(dtype).eps / 2 * (top.abs() + mean / values.exp().sum(-1, keepdim=True))
-    bound = 2 * (torch.maximum(s, top).exp() * moved).sum(-1)
-    found = (rounded - exact).abs().sum(-1)
-    # 1.05: the second order
-    return float(found.sum() / exact.abs().sum()), bool((found <= 1.05 * bound).all())
+    return float((rounded - exact).abs().sum() / exact.abs().sum())
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0, 10.0])
 @pytest.mark.parametrize("name", ["jsd", "forward_kl", "reverse_kl"])
-def test_half_precision_changes_a_gradient_by_less_than_its_rounding_explains(
-    name: str, scale: float
-) -> None:
-    half, within = error(TOP_DTYPES[TOP_LOGPROBS], name, scale)
-    assert within and half < 2e-3
-    assert error(torch.bfloat16, name, scale)[0] > 4 * half
+def test_half_precision_changes_a_gradient_by_two_thousandths_at_most(name: str, scale: float) -> None:
+    half = error(TOP_DTYPES[TOP_LOGPROBS], name, scale)
+    assert half < 2e-3
+    assert error(torch.bfloat16, name, scale) > 4 * half
 
 
 def test_a_tail_smaller_than_the_rounding_of_the_entries_stays_what_it_is() -> None:

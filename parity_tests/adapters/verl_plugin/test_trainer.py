@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -65,21 +64,6 @@ def test_what_is_probably_a_mistake_is_warned_of_once_by_any_number_of_processes
     ours = [str(one.message) for one in caught if one.category is ComposerWarning]
     for one, text in zip(ours, wanted, strict=True):
         assert one.startswith(f"training data: {text}")
-
-
-def test_a_second_start_reads_the_checks_from_the_cache(make: Make) -> None:
-    filtered = "data.filter_overlong_prompts=True"  # after which the fingerprint of verl's data set is random
-    trainer = make(LIVE | SIMPO, filtered, rejected=[None, ["0"]], chosen=[None, ["0"]])
-    trainer._init_tokenizer()
-    cls, numbers = type(trainer.tokenizer), []
-    render = cls.apply_chat_template
-    with mock.patch.object(cls, "apply_chat_template", autospec=True, side_effect=render) as rendered:
-        for longest in (16, 16, 17):
-            trainer.config.data.max_response_length = longest
-            with pytest.warns(ComposerWarning, match="chosen equals rejected, first in row 1"):
-                trainer._init_dataloader()
-            numbers.append(rendered.call_count)
-    assert 0 < numbers[0] == numbers[1] < numbers[2]  # another limit is another check
 
 
 def test_of_several_processes_the_error_of_the_first_row_is_raised(make: Make) -> None:

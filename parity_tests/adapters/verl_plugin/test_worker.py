@@ -1,41 +1,14 @@
 """One worker of verl's, its engine real (FSDP2 over gloo), on a fixed batch: the hint is learned."""
 
 import json
-import os
-import subprocess
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from composer_plugins.recipes.verl.on_a_cpu.runner import TIMEOUT, end, environment, prepared, short_paths
-from parity_tests.rigs.paths import ROOT
+from benchmarks.verl_process import run_module
 
-WORKER = "benchmarks.verl_worker"
 ALONE = {"policy_weight": 0.0, "hint_weight": 1.0, "hint_teacher": "live"}
-
-
-def updates(folder: Path, node: dict[str, Any]) -> list[dict[str, float]]:
-    """Our metrics of six updates on the same rows, in a process of its own that leaves none behind."""
-    token = prepared(folder)
-    variables = environment(folder, token)
-    try:
-        with short_paths() as (_, python):
-            done = subprocess.run(
-                [python, "-m", WORKER, str(folder), json.dumps(node)],
-                cwd=folder,
-                env=variables | {"PYTHONPATH": os.pathsep.join((str(ROOT), variables["PYTHONPATH"]))},
-                capture_output=True,
-                text=True,
-                timeout=TIMEOUT,
-                start_new_session=True,
-            )
-    finally:
-        left = end(token, grace=10.0)[1]
-    assert not left
-    assert done.returncode == 0, done.stderr[-6000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.slow
@@ -47,8 +20,11 @@ def updates(folder: Path, node: dict[str, Any]) -> list[dict[str, float]]:
     ],
     ids=["top-k JSD with a tail", "sampled token"],
 )
-def test_the_hint_loss_falls_with_every_update_on_a_fixed_batch(tmp_path: Path, hint: dict[str, Any]) -> None:
-    steps = updates(tmp_path, ALONE | hint)
+def test_the_hint_loss_falls_with_every_update_on_a_fixed_batch(hint: dict[str, Any]) -> None:
+    """Six updates on the same rows."""
+    done = run_module("benchmarks.verl_worker", json.dumps(ALONE | hint), capture=True)
+    assert done.returncode == 0, done.stderr[-6000:]
+    steps: list[dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
     losses = [metrics["actor/composer/hint/loss"] for metrics in steps]
     assert len(losses) == 6 and losses[-1] > 0
     assert all(later < before for before, later in pairwise(losses)), losses

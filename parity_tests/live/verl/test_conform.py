@@ -1,10 +1,7 @@
 """The claims of `composer-plugins conform verl` hold for the installed verl, and leave out no loss of it."""
 
-from typing import Any
-
 import hypothesis.strategies as st
 import pytest
-from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from composer_plugins.conformance.claims import GRADIENT, VALUE, Absent, Claim
 from composer_plugins.conformance.verl_claims import suite as claims_of_verl
@@ -30,18 +27,6 @@ def test_the_loss_equals_verl(claim: Claim, data: st.DataObject) -> None:
 def test_a_difference_of_a_thousandth_would_be_noticed(claim: Claim) -> None:
     assert claims.could_fail(claim, VALUE)
     assert claim.kind in ("advantage", "correction") or claims.could_fail(claim, GRADIENT)
-
-
-def test_a_change_in_verl_is_a_row_that_differs_and_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = POLICY_LOSS_REGISTRY["cispo"]
-
-    def changed(**keywords: Any) -> Any:
-        loss, metrics = own(**keywords)
-        return loss * (1 + 1e-9), metrics
-
-    changed.__module__ = own.__module__
-    monkeypatch.setitem(POLICY_LOSS_REGISTRY, "cispo", changed)
-    assert claims.conform("verl", "cispo", "dro") == (1, {"cispo": "differs", "dro": "equal"})
 
 
 @pytest.mark.slow

@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from verl.trainer.ppo import rollout_corr_helper
 from verl.trainer.ppo.core_algos import agg_loss, compute_rewards
 
-from composer_plugins.conformance.batches import FLOAT64, Batch
+from composer_plugins.conformance.batches import FLOAT64, Batch, global_batch, policy_batch
 from composer_plugins.conformance.reductions import kernel as row_kernel
 from composer_plugins.frameworks.verl import MODES
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.kl import subtract_kl
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.inputs import with_junk
+from composer_plugins.testing.strategies import drawn_by
 from parity_tests.rigs import dialects
-from parity_tests.rigs.verl_drawn import global_batches, policy_batches
 
 examples = settings(max_examples=50)
 
@@ -25,9 +25,9 @@ examples = settings(max_examples=50)
 @given(data=st.data())
 def test_aggregate_equals_agg_loss_of_a_float64_mask(mode: str, data: st.DataObject) -> None:
     """The length of a row is then n + 1e-8."""
-    batch = data.draw(policy_batches())
+    batch = data.draw(drawn_by(policy_batch))
     token_loss = (batch.logprobs * batch.advantages).requires_grad_()
-    info = data.draw(global_batches(batch.mask))
+    info = data.draw(drawn_by(global_batch, batch.mask))
     theirs = agg_loss(token_loss, batch.mask.to(FLOAT64), mode, **info)
     ours = dialects.verl(token_loss, batch.mask, mode, **info)
     gradient, wanted = (torch.autograd.grad(x, token_loss)[0] for x in (ours, theirs))
@@ -46,7 +46,7 @@ def test_a_batch_without_an_unmasked_token_is_nan_in_verl_and_zero_here(mode: st
 
 
 @examples
-@given(batch=policy_batches(), weight=st.sampled_from([0.0, 0.001, 1.0]))
+@given(batch=drawn_by(policy_batch), weight=st.sampled_from([0.0, 0.001, 1.0]))
 def test_subtract_kl_equals_compute_rewards(batch: Batch, weight: float) -> None:
     theirs = compute_rewards(batch.advantages, batch.logprobs, batch.old_logprobs, weight)
     inputs = (with_junk(x, batch.mask) for x in (batch.advantages, batch.logprobs, batch.old_logprobs))

@@ -167,21 +167,6 @@ def marked(token: str, session: int | None) -> list[psutil.Process]:
     return found
 
 
-def run_module(module: str, *arguments: str, **variables: str) -> int:
-    """Run a module with a prepared folder and the arguments, in a process that leaves none behind."""
-    with tempfile.TemporaryDirectory() as made:
-        token = prepared(Path(made))
-        try:
-            with short_paths() as (_, python):
-                given = environment(Path(made), token) | variables
-                given["PYTHONPATH"] += f":{Path.cwd()}"
-                command = [python, "-m", module, made, *arguments]
-                done = subprocess.run(command, env=given, timeout=TIMEOUT, start_new_session=True)
-        finally:
-            end(token, grace=10.0)
-    return done.returncode
-
-
 def end(token: str, grace: float, session: int | None = None) -> tuple[list[str], list[str]]:
     """Kill the processes of a run; return those alive after the grace, and those alive after the kill."""
     until = time.monotonic() + grace
