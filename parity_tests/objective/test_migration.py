@@ -404,13 +404,13 @@ def test_bounds_keep_all_their_digits() -> None:
     assert [str(one) for one in shown if "high" in one.what or "low" in one.what] == []
 
 
-@pytest.mark.parametrize("pair", [("verl", "prime-rl"), ("prime-rl", "verl")])
-def test_there_and_back_again_nothing_differs(pair: tuple[str, str]) -> None:
+PARSE = {"verl": yaml.safe_load, "prime-rl": tomllib.loads}
+
+
+@pytest.mark.parametrize(("source", "target"), [("verl", "prime-rl"), ("prime-rl", "verl")])
+def test_there_and_back_again_nothing_differs(source: str, target: str) -> None:
     """Every loss that both run: the two are the same, and the text holds all that was written."""
-    parse = {"verl": yaml.safe_load, "prime-rl": tomllib.loads}
-    source, target = pair
-    correction = choose("correction", "icepop", {"log_ratio_clamp": 20.0})
-    exact = 0
+    correction, exact = choose("correction", "icepop", {"log_ratio_clamp": 20.0}), 0
     for one in objectives("policy"):
         old, rollout = behaviours(one.policy, "rollout engine", "rollout engine")
         plain = Objective(
@@ -427,12 +427,11 @@ def test_there_and_back_again_nothing_differs(pair: tuple[str, str]) -> None:
             there = migrate(first, target)
         except ConfigError:  # one of them does not have the loss
             continue
-        second = read(target, parse[target](there.text))
-        assert second.facts() == read(target, there.table).facts()
-        assert there.differences == (), one.policy.name
+        second = read(target, PARSE[target](there.text))
         back = migrate(second, source)
-        assert back.differences == ()
-        assert read(source, parse[source](back.text)).facts() == first.facts()
+        assert there.differences == back.differences == (), one.policy.name
+        assert second.facts() == read(target, there.table).facts()
+        assert read(source, PARSE[source](back.text)).facts() == first.facts()
         exact += 1
     assert exact > 20
 
