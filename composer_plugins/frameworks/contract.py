@@ -297,28 +297,3 @@ class Framework:
         if option.conversion.values or option.objective != "mode":
             return option.conversion.values
         return self.denominators
-
-
-def other_names(loss: Loss, frameworks: Iterable[Framework]) -> dict[str, dict[str, Conversion]]:
-    """By a framework's name of an option, the parameters of a loss that it sets, with their conversions."""
-    found: dict[str, dict[str, Conversion]] = {}
-    for framework in frameworks:
-        options = {one.key.rpartition(".")[2]: one.sets for one in framework.options_of(loss.kind)}
-        for name, sets in (*options.items(), *framework.names.items()):
-            found.setdefault(name, {}).update(parameters_of(sets, loss))
-    return {name: sets for name, sets in found.items() if sets and name not in loss.parameters}
-
-
-def what_to_set(loss: Loss, name: str, frameworks: Iterable[Framework], where: str = "") -> str:
-    """The remedy for an option that a framework has for a parameter of this loss; "" if none has.
-
-    `where` says where the parameter is set (" in policy_params").
-    """
-    found: dict[str, list[str]] = {}
-    for own, conversion in other_names(loss, frameworks).get(name, {}).items():
-        found.setdefault(conversion.formula(name), []).append(own)
-    return " and ".join(
-        f"set {' and '.join(own)}{where}"
-        + (f" to {theirs}" if theirs != name else f", its name{'s' * (len(own) > 1)} here")
-        for theirs, own in found.items()
-    )

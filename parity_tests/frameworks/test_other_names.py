@@ -6,7 +6,6 @@ import pytest
 
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError
-from composer_plugins.frameworks import contract
 from composer_plugins.frameworks.contract import MINUS_ONE, ONE_MINUS, SAME, Conversion, Framework, Sets
 from composer_plugins.frameworks.registry import other_names, what_to_set
 from composer_plugins.losses.choosing import find_one
@@ -117,5 +116,5 @@ def test_a_value_is_converted_both_ways(conversion: Conversion, theirs: Any, our
 
 def test_a_framework_of_a_plugin_brings_its_names() -> None:
     acme = Framework(name="acme", title="Acme", names={"upper": (Sets(("clip_high",), (), MINUS_ONE),)})
-    assert contract.what_to_set(find_one("dapo").loss, "upper", [acme]) == "set clip_high to upper - 1"
-    assert contract.what_to_set(find_one("reinforce").loss, "upper", [acme]) == ""
+    assert what_to_set(find_one("dapo").loss, "upper", among=[acme]) == "set clip_high to upper - 1"
+    assert what_to_set(find_one("reinforce").loss, "upper", among=[acme]) == ""
