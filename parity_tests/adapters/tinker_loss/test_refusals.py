@@ -36,6 +36,14 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"calls_per_step": 0}, "calls_per_step: it is 0"),
     ({"entries": {"advantage": "A"}}, "entries.advantage: unknown input 'advantage'; did you mean"),
+    (
+        {"entries": {"mask": "logprobs"}},
+        "entries.mask: 'logprobs' would be read as rollout_logprobs and as mask",
+    ),
+    (
+        {"entries": {"mask": "target_tokens"}},
+        "entries.mask: 'target_tokens' would be read as the targets and",
+    ),
     ({"policy": "reinforce", "old_policy": "rollout"}, "old_policy: policy 'reinforce' takes no old_log"),
     ({"policy": "ppo", "old_policy": "rollout", "rollout_correction": "tis"}, "it would count twice"),
     ({"policy": f"{__name__}:no_loss"}, "has no denominator of its own; set denominator to one of"),
@@ -47,6 +55,11 @@ def test_an_option_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ComposerError) as error:
         loss_fn(**options)
     assert message in str(error.value)
+
+
+def test_two_inputs_may_swap_their_entries() -> None:
+    swapped = {"ref_logprobs": "teacher_logprobs", "teacher_logprobs": "ref_logprobs"}
+    assert loss_fn(entries=swapped).keys["ref_logprobs"] == "teacher_logprobs"
 
 
 @pytest.mark.parametrize(
