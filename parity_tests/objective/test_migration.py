@@ -369,14 +369,11 @@ def test_a_bare_loss_is_compared_only_in_what_it_says() -> None:
     assert migrate(of_choice(choose("policy", "gpg@verl")), "prime-rl").differences == ()
 
 
-@pytest.mark.parametrize(("value", "is_small"), [(20.0, True), (0.5, False)])
-def test_a_bound_is_small_only_if_usual_numbers_do_not_reach_it(value: float, is_small: bool) -> None:
+@pytest.mark.parametrize(("clamp", "is_small"), [(20.0, True), (0.5, False)])
+def test_a_bound_is_small_only_if_usual_numbers_do_not_reach_it(clamp: float, is_small: bool) -> None:
     source, target = (
-        read(
-            "prime-rl",
-            ours(policy="reinforce", rollout_correction="tis", rollout_correction_params={"cap": 2.0} | more),
-        )
-        for more in ({"log_ratio_clamp": value}, {})
+        read("prime-rl", ours(**TIS | {"rollout_correction_params": {"cap": 2.0} | more}))
+        for more in ({"log_ratio_clamp": clamp}, {})
     )
     (found,) = differing(source, target)
     assert found.what == "rollout correction.log_ratio_clamp" and found.is_small is is_small
@@ -397,11 +394,8 @@ def test_a_parameter_that_is_none_is_in_the_toml_too() -> None:
 def test_bounds_keep_all_their_digits() -> None:
     params = {"low": 0.123456789, "high": 2.000000001}
     table = ours(policy="reinforce", rollout_correction="icepop", rollout_correction_params=params)
-    written = read("verl", migrate(read("prime-rl", table), "verl").table)
-    correction = written.correction
+    correction = read("verl", migrate(read("prime-rl", table), "verl").table).correction
     assert correction is not None and {name: correction.value(name) for name in params} == params
-    shown = differing(written, read("prime-rl", table))
-    assert [str(one) for one in shown if "high" in one.what or "low" in one.what] == []
 
 
 PARSE = {"verl": yaml.safe_load, "prime-rl": tomllib.loads}
