@@ -214,10 +214,8 @@ class Framework:
         over_weights = choice.params.get("normalise") and loss.kind in self.partial_batch
         if loss.over_batch or over_weights:
             why = self.partial_batch.get(loss.kind, "the loss would change with the size of a micro-batch")
-            what = (
-                f"{choice.name!r}{' with normalise' * bool(over_weights)} is a statistic of the whole batch"
-            )
-            raise ConfigError(choice.option, f"{what}, and {why}", remedy)
+            what = f"{choice.name!r}{' with normalise' * bool(over_weights)}"
+            raise ConfigError(choice.option, f"{what} is a statistic of the whole batch, and {why}", remedy)
         if refused := self.refuses.get((loss.kind, loss.name)):
             raise ConfigError(choice.option, f"{choice.name!r} {refused}", remedy)
         if missing := self.missing(loss):

@@ -175,7 +175,7 @@ DATA: list[tuple[dict[str, Any], Change, str]] = [
         for number, shown in (
             ([torch.nan], "nan; " + WEIGHT),
             ([torch.inf], "inf; " + WEIGHT),
-            ([-0.5], "-0.5, which would train the rejected completion"),
+            ([-0.5], "-0.5; " + WEIGHT),
         )
     ],
     (PAIRS, in_pairs(pair=torch.tensor([1.7])), at(0, "pair") + "it is 1.7; write one whole number"),
