@@ -24,18 +24,11 @@ def refused(values: dict[str, Any]) -> ConfigError:
     ("policy", "name", "remedy"),
     [
         ("grpo", "clip_ratio_c", "set dual_clip, its name here"),  # difflib: ratio_cap
-        ("ppo", "eps_clip_c", "set dual_clip, its name here"),
         ("grpo", "epsilon", "set clip_low and clip_high, its names here"),
-        ("dapo", "epsilon_low", "set clip_low, its name here"),
-        ("dapo", "epsilon_high", "set clip_high, its name here"),
-        ("grpo", "delta", "set ratio_cap, its name here"),
-        ("gspo", "clip_ratio_high", "set clip_high, its name here"),
         ("grpo@verl", "cliprange", "set clip_low and clip_high, its names here"),
-        ("cispo", "clip_ratio_high", "set clip_high, its name here"),
         # The value differs: TRL caps the ratio at epsilon_high.
         ("cispo", "epsilon_high", "set clip_high to epsilon_high - 1"),
         ("dppo_tv", "clip_ratio_c", "set ratio_cap, its name here"),
-        ("dppo_tv", "dppo_mask_high", "set tv_high, its name here"),
         ("ipo", "ipo_threshold", "set tv_low and tv_high, its names here"),
         # Other losses have it, and this one has nothing like it.
         ("gspo", "clip_ratio_c", "known: clip_high, clip_low, ratio_cap"),  # difflib: ratio_cap

@@ -430,18 +430,6 @@ def test_there_and_back_again_nothing_differs(source: str, target: str) -> None:
     assert exact > 20
 
 
-def test_prime_rl_gets_the_options_that_it_has() -> None:
-    table = {"algorithm": {"adv_estimator": "composer", "composer": {"advantage": "maxrl"}}}
-    changed(table, {GROUP_SIZE: 8, f"{ROLLOUT}.temperature": 0.7})
-    found = migrate(read("verl", table), "prime-rl")
-    sampling = {"sampling": {"temperature": 0.7}}
-    assert found.table["orchestrator"] == {"algo": {"type": "max_rl"}, "group_size": 8, "train": sampling}
-    again = read("prime-rl", tomllib.loads(found.text))
-    assert (again.group_size, again.temperature) == (8, 0.7)
-    with pytest.raises(ConfigError, match="PRIME-RL 0.7.0 is older than 0.8.0"):
-        migrate(read("verl", table), "prime-rl", "0.7.0")
-
-
 def test_a_key_that_no_table_names_is_not_looked_at() -> None:
     assert "my_fork.alpha" in resolve("verl", verl({"my_fork.alpha": 1})).unread
 

@@ -1,6 +1,7 @@
 """What Tinker's loss refuses: options, and data that cannot be right."""
 
 from collections.abc import Callable
+from operator import setitem
 from typing import Any
 
 import pytest
@@ -105,10 +106,7 @@ Change = Callable[[list[Any], list[Tensor]], Any]
 
 
 def replaced(row: int, **entries: Tensor) -> Change:
-    def change(data: list[Any], logprobs: list[Tensor]) -> None:
-        data[row] = changed(data[row], **entries)
-
-    return change
+    return lambda data, logprobs: setitem(data, row, changed(data[row], **entries))
 
 
 def removed(name: str, *rows: int) -> Change:
@@ -120,10 +118,7 @@ def removed(name: str, *rows: int) -> Change:
 
 
 def answered(row: int, logprob: Tensor) -> Change:
-    def change(data: list[Any], logprobs: list[Tensor]) -> None:
-        logprobs[row] = logprob
-
-    return change
+    return lambda data, logprobs: setitem(logprobs, row, logprob)
 
 
 def in_pairs(**entries: Tensor) -> Change:
