@@ -63,7 +63,7 @@ def examined(
             remedy = f"set it to {as_yaml(neutral[-1])}"
             found.append(Finding("error", key, f"it is {value!r}, and {why}", remedy))
     if key := own.not_in_catalogue("correction", table):
-        problem = f"it is {entry(table, key)!r}, which is no correction of the catalogue and would be dropped"
+        problem = f"it is {entry(table, key)!r}, no correction of the catalogue: our loss would drop it"
         found.append(Finding("error", key, problem, "remove it, or set rollout_correction"))
     theirs = (own.named("policy", table) or framework.losses[0]).row
     ours, wrong = ask(framework, options, moved, own=theirs, defaults=defaults, at=at, write=write)

@@ -22,6 +22,7 @@ REGULAR_EXPRESSIONS = {
     "adapters/verl_plugin/upstream.py": "a version",
     "composer_plugins/cli/explaining.py": "the paragraphs, lists and formulas of a docstring",
     "composer_plugins/cli/given.py": "the suffix of a script, and the line behind its name",
+    "composer_plugins/objective/files.py": "a number, as a resolver of yaml takes it",
     "composer_plugins/losses/derived.py": "an annotation of a parameter of the user's",
     "composer_plugins/losses/row.py": "the version in the name of a dialect",
     "composer_plugins/teacher/measuring.py": "the words of what a model generated",
