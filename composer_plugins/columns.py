@@ -145,9 +145,8 @@ def filled_prompt(prompt: Prompt, template: str, **fields: str) -> Prompt:
 def _last_user_message(prompt: list[dict[str, Any]]) -> int:
     last = max((i for i, m in enumerate(prompt) if m["role"] == "user"), default=None)
     if last is None:
-        raise DataError(
-            "prompt", "it has no user message, which a hint is written into", "add a user message"
-        )
+        problem = "it has no user message, which a hint is written into"
+        raise DataError("prompt", problem, "add a user message")
     return last
 
 
@@ -298,9 +297,8 @@ def rows_of(dataset: Any, columns: tuple[str, ...], weight: str, name: str) -> I
     for column in columns:
         if column not in first:
             problem = f"it needs the column {column!r}, and {name} has {', '.join(sorted(first))}"
-            raise ConfigError(
-                weight, problem, f"add the column (None in rows without one), or set {weight}=0"
-            )
+            remedy = f"add the column (None in rows without one), or set {weight}=0"
+            raise ConfigError(weight, problem, remedy)
     yield f"{name} row 0", first
     for i, row in enumerate([] if is_streamed(dataset) else rows, start=1):
         yield f"{name} row {i}", row

@@ -54,10 +54,8 @@ def ask(python: str, program: Path, *arguments: str) -> Any:
     command = [python, "-c", QUICK.format(program.read_text()), ANSWER, *arguments]
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-    except OSError as failure:
-        raise error(f"cannot be run: {failure.strerror or failure}") from None
-    except ValueError as failure:  # a NUL character in a name
-        raise error(f"cannot be run: {failure}") from None
+    except (OSError, ValueError) as failure:  # ValueError: a NUL character in a name
+        raise error(f"cannot be run: {getattr(failure, 'strerror', None) or failure}") from None
     except subprocess.TimeoutExpired:
         raise error(f"gave no answer within {TIMEOUT} seconds") from None
     lines = [line for line in run.stdout.splitlines() if line.startswith(ANSWER)]

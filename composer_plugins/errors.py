@@ -2,7 +2,6 @@
 
 import difflib
 import os
-import re
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
@@ -120,7 +119,8 @@ def _alike(one: str, other: str) -> float:
     if sorted(one.replace("_", "")) == sorted(other.replace("_", "")):
         return 1.0
     words, others = one.split("_"), other.split("_")
-    is_another = len(words) != len(others) or re.findall(r"\d", one) != re.findall(r"\d", other)
+    is_another = len(words) != len(others)
+    is_another |= [*filter(str.isdigit, one)] != [*filter(str.isdigit, other)]
     is_another |= len(words) == 1 and one[:1] != other[:1]
     return 0.0 if is_another else _likeness(one, other)
 

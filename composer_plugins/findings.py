@@ -65,10 +65,6 @@ class Findings(list[Finding]):
         if self.errors:
             raise error_of(self.errors)
 
-    def add(self, error: ConfigError) -> None:
-        """Add an error that was not raised."""
-        self += Finding.all_from(error)
-
 
 def enforce(findings: Iterable[Finding]) -> None:
     """Warn of each warning up to the first error, and raise one ConfigError with the first error of each key.

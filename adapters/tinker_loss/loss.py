@@ -90,17 +90,13 @@ class Loss:
         self.last = requests
 
     def __repr__(self) -> str:
-        options, asked = self.options, self.asked
-        policy = [f"policy {asked.choice.described}", self.parsed.mode]
-        policy += [f"old_policy={options.old_policy!r}"] if options.old_policy else []
-        correction = asked.correction
-        policy += [f"rollout_correction {correction.described}"] if correction else []
-        terms = [(options.policy_weight, ", ".join(policy))]
-        for weight, name, choice in (
-            (options.hint_weight, "hint", asked.hint),
-            (options.replay_weight, "replay", asked.replay),
-        ):
-            terms += [(weight, f"{name} {choice.described}")] if choice else []
+        options, asked, correction = self.options, self.asked, self.asked.correction
+        policy = f"policy {asked.choice.described}, {self.parsed.mode}"
+        policy += f", old_policy={options.old_policy!r}" if options.old_policy else ""
+        policy += f", rollout_correction {correction.described}" if correction else ""
+        terms = [(options.policy_weight, policy)]
+        terms += [(options.hint_weight, f"hint {asked.hint.described}")] if asked.hint else []
+        terms += [(options.replay_weight, f"replay {asked.replay.described}")] if asked.replay else []
         calls = f", calls_per_step={options.calls_per_step}" * (options.calls_per_step > 1)
         return " + ".join(f"{weight:g} * ({term})" for weight, term in terms if weight) + calls
 

@@ -9,13 +9,7 @@ from typing import Any
 
 import torch
 
-from composer_plugins.adapters.tinker_loss.upstream import (
-    finite,
-    pair_weight,
-    read_mask,
-    targets_of,
-    with_entries,
-)
+from composer_plugins.adapters.tinker_loss.upstream import pair_weight, read_mask, targets_of, with_entries
 from composer_plugins.errors import DataError
 from composer_plugins.frameworks.tinker import ENTRIES, TINKER
 from composer_plugins.losses.calling import call
@@ -47,12 +41,14 @@ def add_advantages(
     if not len(data) == len(rewards) == len(groups):
         problem = f"there are {len(data)} data, {len(rewards)} rewards and {len(groups)} groups"
         raise DataError("rewards", problem, "pass one reward and one group for each datum")
-    remedy = "leave that completion out, or give it a number"
-    numbers = [finite(f"rewards[{row}]", one, remedy) for row, one in enumerate(rewards)]
+    numbers = torch.tensor([float(one) for one in rewards], dtype=torch.float64)
+    if wrong := (~numbers.isfinite()).nonzero().flatten().tolist():
+        problem, remedy = f"it is {numbers[wrong[0]]:g}", "leave that completion out, or give it a number"
+        raise DataError(f"rewards[{wrong[0]}]", problem, remedy)
     names = [one.tolist() if isinstance(one, torch.Tensor) else one for one in groups]
     ids = {group: i for i, group in enumerate(dict.fromkeys(names))}
     given = {
-        "rewards": torch.tensor(numbers, dtype=torch.float64),
+        "rewards": numbers,
         "group_ids": torch.tensor([ids[group] for group in names]),
         "lengths": torch.tensor([int(one.sum()) for one in masks]),
     }

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
+from composer_plugins.adapters.tinker_loss.upstream import TARGETS
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import unknown
 from composer_plugins.findings import Finding, enforce, error_of
@@ -54,9 +55,15 @@ def parse(given: Mapping[str, Any]) -> Parsed:
 
 
 def _entries(entries: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield an error for an input that does not exist."""
-    for name in {*entries} - {*ENTRIES}:
-        yield Finding.from_error(unknown(f"entries.{name}", name, ENTRIES, noun="input"))
+    """Yield an error for an input that does not exist, and for an entry that would be read as two inputs."""
+    readers = {TARGETS: "the targets"}
+    for name, entry in {**ENTRIES, **entries}.items():
+        if name not in ENTRIES:
+            yield Finding.from_error(unknown(f"entries.{name}", name, ENTRIES, noun="input"))
+        elif (other := readers.setdefault(entry, name)) != name:
+            key = name if name in entries else other
+            problem = f"{entry!r} would be read as {other} and as {name}"
+            yield Finding("error", f"entries.{key}", problem, "name an entry that no other input has")
 
 
 def _denominator(options: Options, policy: Choice, mode: str) -> Iterator[Finding]:

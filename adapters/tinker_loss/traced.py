@@ -61,10 +61,9 @@ def custom_loss(policy: str = DEFAULT_POLICY, **options: Any) -> CustomLoss:
         if getattr(parsed.options, name):
             problem = "the traced function has the policy loss alone"
             raise ConfigError(name, problem, "remove it, or pass loss_fn(...) to forward_backward_custom")
-    is_current = parsed.options.old_policy == "current"
-    names = ["logprobs", *(one for one in choice.loss.needs if one not in ("logprobs", "mask")), "mask"]
+    apart = ["logprobs", "mask", *(["old_logprobs"] if parsed.options.old_policy == "current" else [])]
+    names = ["logprobs", *(one for one in choice.loss.needs if one not in apart), "mask"]
     names += [one for one in choice.optional if one in TINKER.provides["policy"]]
-    names.remove("old_logprobs") if is_current and loss.asked.needs_old else None
     names += [DENOMINATOR] if parsed.mode != "token-sum" else []
 
     def run(*tensors: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -91,20 +91,12 @@ def read_mask(data: Sequence[Any], row: int, key: str) -> Tensor:
     return mask
 
 
-def finite(where: str, x: Any, remedy: str) -> float:
-    """A user's number, which may be a tensor; DataError at `where` unless it is finite."""
-    number = float(x)
-    if not math.isfinite(number):
-        raise DataError(where, f"it is {number}", remedy)
-    return number
-
-
 def pair_weight(where: str, x: Any) -> float:
     """The weight of a pair; DataError at `where` unless it is finite and at least 0."""
-    remedy = "write a finite number of at least 0: 0 takes the pair out"
-    weight = finite(where, x, remedy)
-    if weight < 0:
-        raise DataError(where, f"it is {weight:g}, which would train the rejected completion", remedy)
+    weight = float(x)
+    if not 0 <= weight < math.inf:
+        remedy = "write a finite number of at least 0: 0 takes the pair out"
+        raise DataError(where, f"it is {weight:g}", remedy)
     return weight
 
 

@@ -20,7 +20,7 @@ from composer_plugins.objective.objective import Behaviour, Objective, behaviour
 ROLLOUT: Behaviour = "rollout engine"
 RL = "torchtitan.experiments.rl"
 REST = "the rest"  # the key of what is not looked at, in words
-IMPORTS = {OWN: "composer_plugins.adapters.torchtitan_loss.loss"}
+OUR_MODULE = "composer_plugins.adapters.torchtitan_loss.loss"
 
 
 class Titan(ByTable):
@@ -62,7 +62,7 @@ class Titan(ByTable):
         """The lines of Python with which a function of torchtitan's configs makes this loss."""
         name = str(table[LOSS])
         given = {key: x for key, x in table.items() if key not in (LOSS, ESTIMATOR)}
-        lines = [f"from {IMPORTS.get(name, f'{RL}.losses')} import {name}", ""]
+        lines = [f"from {OUR_MODULE if name == OWN else f'{RL}.losses'} import {name}", ""]
         lines += [f"loss = {name}.Config({', '.join(f'{key}={x!r}' for key, x in given.items())})"]
         if ESTIMATOR in table:
             lines += ["", f"from {RL}.rollout.advantage import AdvantageEstimator", ""]

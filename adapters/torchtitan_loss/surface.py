@@ -54,11 +54,10 @@ def of_a_row(policy: Choice) -> Iterator[Finding]:
     except ConfigError:
         raise
     except Exception as error:  # of a function of the user's, which may need a GPU
-        problem = (
-            f"{policy.name!r} cannot be called on a CPU ({in_a_line(error)}), so it may be a loss of whole "
-        )
+        problem = f"{policy.name!r} cannot be called on a CPU ({in_a_line(error)}), so it may be a loss of "
+        problem += f"whole sequences: {BY_SEQUENCE[0]}"
         remedy = "make sure that its terms are those of single tokens"
-        yield Finding("warning", policy.option, f"{problem}sequences: {BY_SEQUENCE[0]}", remedy)
+        yield Finding("warning", policy.option, problem, remedy)
         return
     if depends:
         problem = f"{policy.name!r} is a loss of whole sequences, and {BY_SEQUENCE[0]}"

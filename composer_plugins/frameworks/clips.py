@@ -4,23 +4,8 @@ from composer_plugins.frameworks.contract import Sets
 
 # The losses whose clip is a distance from 1, and those that have a second clip where A < 0.
 CLIPPED = (
-    "ppo",
-    "grpo",
-    "dapo",
-    "dr_grpo",
-    "gspo",
-    "gspo_token",
-    "luspo",
-    "gmpo",
-    "minirl",
-    "opsm",
-    "clip_cov",
-    "rec",
-    "fipo",
-    "aspo",
-    "tvpo",
-    "ce_gppo",
-    "cpgd",
+    *("ppo", "grpo", "dapo", "dr_grpo", "gspo", "gspo_token", "luspo", "gmpo", "minirl", "opsm"),
+    *("clip_cov", "rec", "fipo", "aspo", "tvpo", "ce_gppo", "cpgd"),
 )
 LOW, HIGH = (Sets(("clip_low",), CLIPPED),), (Sets(("clip_high",), CLIPPED),)
 BOTH, DUAL = (Sets(("clip_low", "clip_high"), CLIPPED),), (Sets(("dual_clip",)),)

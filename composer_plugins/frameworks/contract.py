@@ -214,10 +214,8 @@ class Framework:
         over_weights = choice.params.get("normalise") and loss.kind in self.partial_batch
         if loss.over_batch or over_weights:
             why = self.partial_batch.get(loss.kind, "the loss would change with the size of a micro-batch")
-            what = (
-                f"{choice.name!r}{' with normalise' * bool(over_weights)} is a statistic of the whole batch"
-            )
-            raise ConfigError(choice.option, f"{what}, and {why}", remedy)
+            what = f"{choice.name!r}{' with normalise' * bool(over_weights)}"
+            raise ConfigError(choice.option, f"{what} is a statistic of the whole batch, and {why}", remedy)
         if refused := self.refuses.get((loss.kind, loss.name)):
             raise ConfigError(choice.option, f"{choice.name!r} {refused}", remedy)
         if missing := self.missing(loss):
@@ -297,28 +295,3 @@ class Framework:
         if option.conversion.values or option.objective != "mode":
             return option.conversion.values
         return self.denominators
-
-
-def other_names(loss: Loss, frameworks: Iterable[Framework]) -> dict[str, dict[str, Conversion]]:
-    """By a framework's name of an option, the parameters of a loss that it sets, with their conversions."""
-    found: dict[str, dict[str, Conversion]] = {}
-    for framework in frameworks:
-        options = {one.key.rpartition(".")[2]: one.sets for one in framework.options_of(loss.kind)}
-        for name, sets in (*options.items(), *framework.names.items()):
-            found.setdefault(name, {}).update(parameters_of(sets, loss))
-    return {name: sets for name, sets in found.items() if sets and name not in loss.parameters}
-
-
-def what_to_set(loss: Loss, name: str, frameworks: Iterable[Framework], where: str = "") -> str:
-    """The remedy for an option that a framework has for a parameter of this loss; "" if none has.
-
-    `where` says where the parameter is set (" in policy_params").
-    """
-    found: dict[str, list[str]] = {}
-    for own, conversion in other_names(loss, frameworks).get(name, {}).items():
-        found.setdefault(conversion.formula(name), []).append(own)
-    return " and ".join(
-        f"set {' and '.join(own)}{where}"
-        + (f" to {theirs}" if theirs != name else f", its name{'s' * (len(own) > 1)} here")
-        for theirs, own in found.items()
-    )

@@ -1,12 +1,11 @@
 """The frameworks that are known here: ours, and those of every installed plugin (`register_frameworks`)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
 from composer_plugins.errors import ConfigError
-from composer_plugins.frameworks import contract
-from composer_plugins.frameworks.contract import Framework
+from composer_plugins.frameworks.contract import Conversion, Framework, parameters_of
 from composer_plugins.frameworks.nemo_rl import NEMO_RL
 from composer_plugins.frameworks.others import OTHERS
 from composer_plugins.frameworks.prime_rl import PRIME_RL
@@ -66,14 +65,29 @@ def running() -> list[Framework]:
     return [one for one in frameworks().values() if one.provides]
 
 
-def what_to_set(loss: Loss, name: str, where: str = "") -> str:
-    """The remedy for an option that some framework has for a parameter of this loss; "" if none has."""
-    return contract.what_to_set(loss, name, frameworks().values(), where)
+def other_names(loss: Loss, among: Iterable[Framework] = ()) -> dict[str, dict[str, Conversion]]:
+    """By a framework's name of an option, the parameters of a loss that it sets, with their conversions."""
+    found: dict[str, dict[str, Conversion]] = {}
+    for framework in among or frameworks().values():
+        options = {one.key.rpartition(".")[2]: one.sets for one in framework.options_of(loss.kind)}
+        for name, sets in (*options.items(), *framework.names.items()):
+            found.setdefault(name, {}).update(parameters_of(sets, loss))
+    return {name: sets for name, sets in found.items() if sets and name not in loss.parameters}
 
 
-def other_names(loss: Loss) -> dict[str, dict[str, contract.Conversion]]:
-    """By the name of a framework's option, the parameters of this loss that it sets, with the conversions."""
-    return contract.other_names(loss, frameworks().values())
+def what_to_set(loss: Loss, name: str, where: str = "", among: Iterable[Framework] = ()) -> str:
+    """The remedy for an option that a framework has for a parameter of this loss; "" if none has.
+
+    `where` says where the parameter is set (" in policy_params").
+    """
+    found: dict[str, list[str]] = {}
+    for own, conversion in other_names(loss, among).get(name, {}).items():
+        found.setdefault(conversion.formula(name), []).append(own)
+    return " and ".join(
+        f"set {' and '.join(own)}{where}"
+        + (f" to {theirs}" if theirs != name else f", its name{'s' * (len(own) > 1)} here")
+        for theirs, own in found.items()
+    )
 
 
 def called(loss: Loss) -> dict[str, list[str]]:

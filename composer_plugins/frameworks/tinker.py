@@ -10,17 +10,9 @@ from composer_plugins.frameworks.clips import BY_RATIO
 from composer_plugins.frameworks.contract import MINUS_ONE, ONE_MINUS, Framework, NamedLoss, Sets
 
 # By input of a loss, the entry of a datum's `loss_fn_inputs` that has it. The first three are the cookbook's.
-ENTRIES = {
-    "rollout_logprobs": "logprobs",
-    "advantages": "advantages",
-    "mask": "mask",
-    "old_logprobs": "old_logprobs",
-    "ref_logprobs": "ref_logprobs",
-    "teacher_logprobs": "teacher_logprobs",
-    "hint_mask": "hint_mask",
-    "pair": "pair",
-    "pair_weight": "pair_weight",
-}
+OWN_ENTRIES = ("old_logprobs", "ref_logprobs", "teacher_logprobs", "hint_mask", "pair", "pair_weight")
+ENTRIES = {"rollout_logprobs": "logprobs", "advantages": "advantages", "mask": "mask"}
+ENTRIES |= {name: name for name in OWN_ENTRIES}
 
 _BY_PROGRAM = (
     "a Tinker program computes the advantages itself",
@@ -35,14 +27,9 @@ _ONE_TOKEN = (
     "remove it: hint_divergence is 'sampled_token'",
 )
 UNAVAILABLE = {
-    "advantage": _BY_PROGRAM,
-    "advantage_params": _BY_PROGRAM,
-    "on_bad_reward": _BY_PROGRAM,
-    "hint_teacher": _BY_TEACHER,
-    "hint_ema_rate": _BY_TEACHER,
-    "hint_top_k": _ONE_TOKEN,
-    "hint_t_start": _ONE_TOKEN,
-    "teacher_prompt_template": _BY_TEACHER,
+    **dict.fromkeys(("advantage", "advantage_params", "on_bad_reward"), _BY_PROGRAM),
+    **dict.fromkeys(("hint_teacher", "hint_ema_rate", "teacher_prompt_template"), _BY_TEACHER),
+    **dict.fromkeys(("hint_top_k", "hint_t_start"), _ONE_TOKEN),
     "replay_temperature": ("Tinker's log-probabilities are those at temperature 1", "remove it"),
 }
 

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from composer_plugins.frameworks import clips
 from composer_plugins.frameworks.contract import (
     MINUS_ONE,
     SAMPLING,
@@ -45,11 +46,8 @@ MODES_IN_WORDS = {
 }
 
 # The losses that clip the ratio, and those with a second clip above it.
-CLIPPED = (
-    *("ppo", "grpo", "dapo", "dr_grpo", "gspo", "gspo_token", "luspo", "opsm"),
-    *("rec", "fipo", "aspo", "tvpo", "ce_gppo", "cpgd"),
-)
 CLIPPED_ELSEWHERE = ("gmpo", "minirl", "clip_cov")  # by the same bounds, in other trainers
+CLIPPED = tuple(name for name in clips.CLIPPED if name not in CLIPPED_ELSEWHERE)
 CAPPED = ("ppo", "grpo", "dapo", "dr_grpo", "gspo", "luspo", "fipo")
 
 CHOOSES = "it chooses the denominator; `cispo`, `sapo` and `vespo` are an error"
@@ -124,7 +122,7 @@ LOSS_OPTIONS = {one.key: one for one in OPTIONS}
 # Of SDPOConfig, IWOPDConfig and CPOConfig; GRPOTrainer splits `epsilon` in two.
 NAMES = {
     "epsilon": (Sets(("clip_low", "clip_high"), CLIPPED_ELSEWHERE),),
-    "epsilon_low": (Sets(("clip_low",), (*CLIPPED, *CLIPPED_ELSEWHERE)),),
+    "epsilon_low": (Sets(("clip_low",), clips.CLIPPED),),
     "epsilon_high": (Sets(("clip_high",), CLIPPED_ELSEWHERE),),
     "off_policy_mask_threshold": (Sets(("threshold",), ("opsm",)),),
     "iw_opd_gamma": (Sets(("gamma",), ("iw_opd",)),),
@@ -151,6 +149,10 @@ NOT_CARRIED: dict[str, tuple[object, ...]] = {
     "neftune_noise_alpha": (None, 0.0),
 }
 # Trainers of TRL that the mixin cannot stand in front of, by name: why, and what to do.
+DISTILLING = (
+    *("DistillationTrainer", "ServerDistillationTrainer", "AsyncDistillationTrainer", "GKDTrainer"),
+    *("GOLDTrainer", "IWOPDTrainer"),
+)
 SAMPLES_NOTHING = "it trains on stored completions and samples none, so it has no rewards, groups or rollouts"
 DISTILLS = "it learns from another model, not from rewards, and makes its batches and its loss in its own way"
 REPLAY_BESIDE = "derive it from trl.GRPOTrainer, and train on the pairs with replay_weight and replay_loss"
@@ -191,17 +193,7 @@ NOT_GRPO: dict[str, tuple[str, str]] = {
         (SAMPLES_NOTHING, REPLAY_BESIDE),
     ),
     **dict.fromkeys(("SFTTrainer", "RewardTrainer"), (SAMPLES_NOTHING, OWN_TRAINER)),
-    **dict.fromkeys(
-        (
-            "DistillationTrainer",
-            "ServerDistillationTrainer",
-            "AsyncDistillationTrainer",
-            "GKDTrainer",
-            "GOLDTrainer",
-            "IWOPDTrainer",
-        ),
-        (DISTILLS, HINT_BESIDE),
-    ),
+    **dict.fromkeys(DISTILLING, (DISTILLS, HINT_BESIDE)),
 }
 
 

@@ -220,9 +220,8 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     f"{Key.ACTOR}.router_replay.mode": (None, "disabled"),
     f"{Key.ACTOR}.megatron.router_replay.mode": (None, "disabled"),
     f"{Key.ROLLOUT}.enable_rollout_routing_replay": (None, False),
-    **{
-        f"{Key.ROLLOUT}.{name}": values for name, values in SAMPLING.items()
-    },  # what is sampled, and below with which log-probabilities
+    # what is sampled, and with which log-probabilities
+    **{f"{Key.ROLLOUT}.{name}": values for name, values in SAMPLING.items()},
     f"{Key.ROLLOUT}.do_sample": (None, True),
     f"{Key.ROLLOUT}.use_fire_sampling": (None, False),
     f"{Key.ROLLOUT}.ignore_eos": (None, False),

@@ -259,7 +259,7 @@ class Loss:
                 # A name that means a parameter of another loss is not a misspelling of one of this loss.
                 guess = not any(what_to_set(one, name) for one in others)
                 error = unknown(prefix + name, name, self.parameters, noun=noun, guess=guess, completes=False)
-                wrong.add(error)
+                wrong += Finding.all_from(error)
                 continue
             default = self.defaults.get(name, REQUIRED)
             with wrong.collected():

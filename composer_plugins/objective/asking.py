@@ -86,9 +86,8 @@ def ask(
         found.append(Finding("error", kind, "it is not set", remedy))
     if name and str(values[kind]).partition("@")[0] != name.partition("@")[0]:
         problem = f"{values[kind]!r} contradicts the name composer/{name}"
-        found.append(
-            Finding("error", kind, problem, f"remove it, or write composer in place of composer/{name}")
-        )
+        remedy = f"remove it, or write composer in place of composer/{name}"
+        found.append(Finding("error", kind, problem, remedy))
     params, asked = values.get(f"{kind}_params") or {}, None
     loss = named(values, kind) if moved else None  # it loads the rows of its kind
     if loss is not None and isinstance(params, Mapping):

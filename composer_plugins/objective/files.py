@@ -1,8 +1,8 @@
 """The config files of the frameworks: a YAML or a TOML as a table, with the options of a command line."""
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +13,6 @@ from composer_plugins.config import ABSENT, entry
 from composer_plugins.errors import ConfigError, in_a_line
 
 DEEPEST = 20  # how often one interpolation may lead to another
-SCIENTIFIC = set("0123456789+-.eE")  # the characters of 1e-3
 
 
 def one_config(files: Sequence[Path], overrides: Sequence[str]) -> dict[str, Any]:
@@ -111,7 +110,7 @@ def parsed(text: str, key: str, parse: Callable[[str], Any]) -> Any:
 
 def of_yaml(text: str) -> Any:
     """What a text of YAML holds, with 1e-3 as a number."""
-    return numbers(yaml.load(text, Loader=Loader))
+    return yaml.load(text, Loader=Loader)
 
 
 class Loader(yaml.SafeLoader):
@@ -128,13 +127,6 @@ class Loader(yaml.SafeLoader):
         return found
 
 
-def numbers(value: Any) -> Any:
-    """The value with 1e-3 as a number, as verl's parser has it; YAML 1.1 takes it for a string."""
-    if isinstance(value, Mapping):
-        return {key: numbers(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [numbers(one) for one in value]
-    if isinstance(value, str) and set(value) <= SCIENTIFIC:
-        with suppress(ValueError):
-            return float(value)
-    return value
+# 1e-3 is a number, as verl's parser has it; in YAML 1.1 it is a text.
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
+Loader.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, list("-+.0123456789"))

@@ -136,24 +136,20 @@ def as_mis(correction: Choice) -> Choice:
 
 def channels_of(config: ComposerConfig) -> dict[str, Any]:
     """The options of the policy, and of a hint and a replay with a weight, unless at their default."""
-    of_policy = {"policy_weight": config.policy_weight, "on_bad_reward": config.on_bad_reward}
-    defaults = {name: ComposerConfig.model_fields[name].default for name in of_policy}
-    found: dict[str, Any] = {name: value for name, value in of_policy.items() if value != defaults[name]}
-    left_out = {"hint_params", "replay_temperature"}  # added below, and a field of Objective
+    given = config.model_dump(exclude_defaults=True)
+    found: dict[str, Any] = {
+        name: x for name, x in given.items() if name in ("policy_weight", "on_bad_reward")
+    }
+    # hint_params are added below, and the temperature is a field of Objective.
+    left_out = ["hint_params", "replay_temperature"]
     if config.hint_estimator != "advantage":
-        left_out.add("hint_estimator")  # a parameter of the divergence
-    for channel, loss, more in (
-        ("hint", "hint_divergence", ("teacher_prompt_template",)),
-        ("replay", "replay_loss", ()),
-    ):
-        if not getattr(config, f"{channel}_weight"):
-            continue
-        for name, option in ComposerConfig.model_fields.items():
-            value = getattr(config, name)
-            is_default = value == option.get_default(call_default_factory=True)
-            of_channel = (name.startswith(f"{channel}_") or name in more) and name not in left_out
-            if of_channel and (name == loss or not is_default):
-                found[name] = value
+        left_out.append("hint_estimator")  # a parameter of the divergence
+    channels = {"hint": ("hint_divergence", "teacher_prompt_template"), "replay": ("replay_loss",)}
+    for channel, (loss, *more) in channels.items():
+        if getattr(config, f"{channel}_weight"):
+            of_channel = [one for one in ComposerConfig.model_fields if one.startswith(f"{channel}_")] + more
+            shown = [one for one in of_channel if one == loss or one in given]
+            found |= {one: getattr(config, one) for one in shown if one not in left_out}
     if config.hint_weight and (params := set_params(config.choose_hint())):
         found["hint_params"] = params
     return found

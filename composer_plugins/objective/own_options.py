@@ -60,13 +60,10 @@ def examined(
     for key, why in not_ours.items():
         value = entry(table, key)
         if value is not ABSENT and value not in (neutral := framework.not_carried[key]):
-            found.append(
-                Finding("error", key, f"it is {value!r}, and {why}", f"set it to {as_yaml(neutral[-1])}")
-            )
+            remedy = f"set it to {as_yaml(neutral[-1])}"
+            found.append(Finding("error", key, f"it is {value!r}, and {why}", remedy))
     if key := own.not_in_catalogue("correction", table):
-        problem = (
-            f"it is {entry(table, key)!r}, which is no correction of the catalogue: our loss would drop it"
-        )
+        problem = f"it is {entry(table, key)!r}, no correction of the catalogue: our loss would drop it"
         found.append(Finding("error", key, problem, "remove it, or set rollout_correction"))
     theirs = (own.named("policy", table) or framework.losses[0]).row
     ours, wrong = ask(framework, options, moved, own=theirs, defaults=defaults, at=at, write=write)
@@ -142,9 +139,7 @@ def _reduced(
         problem = f"it is {mode!r}, for which {framework.title} has no denominator"
         raise ConfigError("mode", problem, f"set one of {', '.join(modes)}")
     if (mode == NORM) != (max_length is not None):
-        problem = (
-            "it is not set" if mode == NORM else f"it is {max_length!r}, and the mode {mode!r} reads none"
-        )
+        problem = "it is not set" if max_length is None else f"it is {max_length!r}, and {mode!r} reads none"
         raise ConfigError("max_length", problem, f"set it with mode={NORM!r} alone")
     if max_length is not None:
         LENGTH.check("max_length", max_length, None)

@@ -31,6 +31,12 @@ OPTIONS = (
     ("slime", "--seed -1 --no-rope-fusion", "seed=-1 rope_fusion=false"),
     ("slime", "--moe-layer-freq ([0]*3+[1]*45) --stop *", 'moe_layer_freq="([0]*3+[1]*45)" stop="*"'),
     ("prime-rl", "--a.group-size 4 --a.b=c --no-clean", 'a.group_size=4 a.b="c" clean=false'),
+    # A file in a table.
+    (
+        "prime-rl",
+        "--clean --trainer @ t.toml --inference @i.toml",
+        "clean=true trainer=@t.toml inference=@i.toml",
+    ),
 )
 
 
@@ -38,6 +44,7 @@ OPTIONS = (
 def test_options_are_key_and_value(framework: str, words: str, overrides: str) -> None:
     found = read(framework, *words.split())
     assert [one.replace(", ", ",").replace(": ", ":") for one in found.overrides] == overrides.split()
+    assert not found.files
 
 
 @pytest.mark.parametrize(
@@ -60,11 +67,6 @@ def test_a_config_file_is_taken_as_the_framework_takes_it(
     Path("conf/mine.yaml").write_text("{}")
     found = read(framework, *words.replace("'", "").split())
     assert ([*map(str, found.files)], found.config) == (files.split(), config)
-
-
-def test_a_file_of_prime_rl_may_stand_in_a_table() -> None:
-    found = read("prime-rl", "--clean", "--trainer", "@", "t.toml", "--orchestrator", "@o.toml")
-    assert found.overrides == ("clean=true", "trainer=@t.toml", "orchestrator=@o.toml") and not found.files
 
 
 def test_the_file_of_slime_replaces_its_arguments(tmp_path: Path) -> None:

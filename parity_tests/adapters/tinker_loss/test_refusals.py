@@ -1,6 +1,7 @@
 """What Tinker's loss refuses: options, and data that cannot be right."""
 
 from collections.abc import Callable
+from operator import setitem
 from typing import Any
 
 import pytest
@@ -36,6 +37,14 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"calls_per_step": 0}, "calls_per_step: it is 0"),
     ({"entries": {"advantage": "A"}}, "entries.advantage: unknown input 'advantage'; did you mean"),
+    (
+        {"entries": {"mask": "logprobs"}},
+        "entries.mask: 'logprobs' would be read as rollout_logprobs and as mask",
+    ),
+    (
+        {"entries": {"mask": "target_tokens"}},
+        "entries.mask: 'target_tokens' would be read as the targets and",
+    ),
     ({"policy": "reinforce", "old_policy": "rollout"}, "old_policy: policy 'reinforce' takes no old_log"),
     ({"policy": "ppo", "old_policy": "rollout", "rollout_correction": "tis"}, "it would count twice"),
     ({"policy": f"{__name__}:no_loss"}, "has no denominator of its own; set denominator to one of"),
@@ -47,6 +56,11 @@ def test_an_option_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ComposerError) as error:
         loss_fn(**options)
     assert message in str(error.value)
+
+
+def test_two_inputs_may_swap_their_entries() -> None:
+    swapped = {"ref_logprobs": "teacher_logprobs", "teacher_logprobs": "ref_logprobs"}
+    assert loss_fn(entries=swapped).keys["ref_logprobs"] == "teacher_logprobs"
 
 
 @pytest.mark.parametrize(
@@ -92,10 +106,7 @@ Change = Callable[[list[Any], list[Tensor]], Any]
 
 
 def replaced(row: int, **entries: Tensor) -> Change:
-    def change(data: list[Any], logprobs: list[Tensor]) -> None:
-        data[row] = changed(data[row], **entries)
-
-    return change
+    return lambda data, logprobs: setitem(data, row, changed(data[row], **entries))
 
 
 def removed(name: str, *rows: int) -> Change:
@@ -107,10 +118,7 @@ def removed(name: str, *rows: int) -> Change:
 
 
 def answered(row: int, logprob: Tensor) -> Change:
-    def change(data: list[Any], logprobs: list[Tensor]) -> None:
-        logprobs[row] = logprob
-
-    return change
+    return lambda data, logprobs: setitem(logprobs, row, logprob)
 
 
 def in_pairs(**entries: Tensor) -> Change:
@@ -131,7 +139,7 @@ def cut_in_a_pair(data: list[Any], logprobs: list[Tensor]) -> None:
 
 HINT = {"policy": "reinforce", "hint_weight": 0.1}
 PAIRS = {"policy": "reinforce", "replay_weight": 1.0}
-WEIGHT = "write a finite number of at least 0"
+WEIGHT, ONE = "write a finite number of at least 0", torch.tensor([1])
 DATA: list[tuple[dict[str, Any], Change, str]] = [
     ({}, removed("mask", 1), at(1, "mask") + "it is absent, and the datum has target_tokens, advantages"),
     ({}, removed("advantages", 2), at(2, "advantages") + "it is absent"),
@@ -139,52 +147,30 @@ DATA: list[tuple[dict[str, Any], Change, str]] = [
     ({"policy": "dppo_tv"}, removed("logprobs", 0), at(0, "logprobs") + "it is absent"),
     ({}, removed("old_logprobs", 3), at(3, "old_logprobs") + "it is absent, and the datum has target_tokens"),
     (HINT, removed("teacher_logprobs", 3), "call add_teacher_logprobs"),
-    ({"policy": "opd"}, removed("teacher_logprobs", 0), at(0, "teacher_logprobs")),
     ({}, replaced(1, mask=torch.tensor([0.0, 0.5, 1])), at(1, "mask") + "it holds 0.5, and a mask holds 0"),
     ({}, replaced(1, mask=torch.ones(4)), at(1, "mask") + "its shape is [4], and that of target_tokens [3]"),
-    (HINT, replaced(1, hint_mask=torch.ones(4)), at(1, "hint_mask") + "its shape is [4]"),
     ({}, replaced(1, advantages=torch.ones(1)), at(1, "advantages") + "its shape is [1], and the datum has"),
     ({}, replaced(0, advantages=torch.full((5,), torch.nan)), at(0, "advantages") + "it holds nan at an unm"),
     ({}, replaced(1, old_logprobs=torch.ones(3)), at(1, "old_logprobs") + "it holds 1 at an unmasked token"),
     ({}, answered(1, torch.full((3,), 0.125)), ""),
     ({}, answered(1, torch.full((3,), 0.13)), "logprobs[1]: it holds 0.13 at an unmasked token, and a log-p"),
     ({}, answered(1, torch.zeros(4).double()), "logprobs[1]: it has 4 numbers, and the datum 3 targets"),
-    (
-        {"policy_weight": 0, "replay_weight": 1.0, "replay_loss": "simpo"},
-        cut_in_a_pair,
-        "logprobs[1]: it has 2",
-    ),
+    (PAIRS | {"policy_weight": 0, "replay_loss": "simpo"}, cut_in_a_pair, "logprobs[1]: it has 2 numbers"),
     ({}, lambda data, logprobs: logprobs.reverse(), "logprobs[0]: it has 4 numbers, and the datum 5 targets"),
     ({}, lambda data, logprobs: data.pop(), "logprobs: there are 4, and 3 data"),
     ({}, answered(1, torch.full((3,), torch.nan)), "logprobs[1]: it holds nan at an unmasked token"),
-    (
-        {"policy": "gspo"},
-        replaced(2, advantages=torch.arange(7).float()),
-        "policy 'gspo', advantages: they differ within a sequence",
-    ),
+    ({"policy": "gspo"}, replaced(2, advantages=torch.arange(7.0)), "advantages: they differ within a seq"),
     ({"calls_per_step": 2}, removed("none"), "calls_per_step: it is 2, and this call has no counts"),
-    (
-        {"policy": "ppo", "rollout_correction": "tis"},
-        removed("old_logprobs"),
-        "rollout_correction: old_logprobs are the sampler's too",
-    ),
+    ({"rollout_correction": "tis"}, removed("old_logprobs"), "rollout_correction: old_logprobs are the samp"),
     ({"replay_weight": 1.0}, removed("none"), "pair: replay_weight is 1, and no datum of the step has it"),
-    (
-        {},
-        replaced(0, pair=torch.tensor([1])),
-        at(0, "pair") + "the datum is in a pair, and replay_weight is 0",
-    ),
-    (
-        {"replay_weight": 1.0},
-        replaced(0, pair=torch.tensor([1])),
-        at(0, "pair") + "pair 1 has a chosen completion alone",
-    ),
+    ({}, replaced(0, pair=ONE), at(0, "pair") + "the datum is in a pair, and replay_weight is 0"),
+    (PAIRS, replaced(0, pair=ONE), at(0, "pair") + "pair 1 has a chosen completion alone"),
     *[
         (PAIRS, in_pairs(pair_weight=torch.tensor(number)), f"{at(0, 'pair_weight')}it is {shown}")
         for number, shown in (
             ([torch.nan], "nan; " + WEIGHT),
             ([torch.inf], "inf; " + WEIGHT),
-            ([-0.5], "-0.5, which would train the rejected completion"),
+            ([-0.5], "-0.5; " + WEIGHT),
         )
     ],
     (PAIRS, in_pairs(pair=torch.tensor([1.7])), at(0, "pair") + "it is 1.7; write one whole number"),

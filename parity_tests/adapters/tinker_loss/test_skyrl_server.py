@@ -44,21 +44,6 @@ def test_the_step_has_the_gradient_of_the_loss(parts: int) -> None:
         assert_parity(ours, theirs, terms=20, dtype=torch.float32, magnitude=1.0)
 
 
-def test_its_own_custom_call_has_another_gradient() -> None:
-    """What docs/tinker.md has measured: the weights of each sequence are divided by their sum."""
-    data, logprobs = batch(dtype=torch.float32)
-    _, wanted, _ = loss_and_gradients(loss_fn(policy="grpo"), data, logprobs)
-    server = Server(logprobs, jax)
-    sent = []
-    for one, slope in zip(data, wanted, strict=True):
-        inputs = {"target_tokens": entry(one, "target_tokens"), "weights": -slope}
-        sent.append(type(one)(model_input=one.model_input, loss_fn_inputs=inputs))
-    server.forward_backward(sent, "cross_entropy")
-    found = server.gradients(server.sequences)
-    scales = [float((a / b)[b != 0][0]) for a, b in zip(found, wanted, strict=True)]
-    assert max(scales) / min(scales) > 1e6  # a sequence with negative weights against one with positive
-
-
 def test_an_unknown_backend_is_an_error() -> None:
     data, logprobs = batch(dtype=torch.float32)
     with pytest.raises(ConfigError, match="^backend: unknown backend 'fsdp2'; known: fsdp, jax, megatron$"):

@@ -22,7 +22,7 @@ from composer_plugins.adapters.tinker_loss import custom_loss, inputs_apart, los
 from composer_plugins.errors import ComposerError, ConfigError
 from composer_plugins.losses.row import Loss
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.rigs.tinker_data import POLICIES, batch, loss_and_gradients, options_of, paired
+from parity_tests.rigs.tinker_data import POLICIES, batch, loss_and_gradients, options_of
 
 
 def theirs() -> tuple[list[types.Datum], list[Tensor]]:
@@ -116,26 +116,6 @@ def test_the_sdk_sends_the_gradient(loss: Loss) -> None:
     assert_sent(result, gradients)
     assert result.loss_sum == float(value) and result.metrics == metrics
     assert all(type(x) is float for x in metrics.values())
-
-
-def test_the_sdk_sends_the_gradient_of_pairs() -> None:
-    ours, logprobs = paired()
-    data = [
-        types.Datum(
-            model_input=types.ModelInput.from_ints(one.model_input.to_ints()),
-            loss_fn_inputs={
-                k: types.TensorData.from_torch(x.to_torch()) for k, x in one.loss_fn_inputs.items()
-            },
-        )
-        for one in ours
-    ]
-    logprobs = [one.float() for one in logprobs]
-    function = loss_fn(policy="cispo", replay_weight=1.0)
-    _, gradients, _ = loss_and_gradients(function, data, logprobs)
-    assert_sent(computed(data, logprobs, function), gradients)
-    wanted = loss_and_gradients(function, ours, [one.double() for one in logprobs])[1]
-    for one, other in zip(gradients, wanted, strict=True):
-        assert_parity(one, other, terms=20, dtype=torch.float32, magnitude=1.0)
 
 
 CURRENT = {"policy": "ppo", "old_policy": "current"}
