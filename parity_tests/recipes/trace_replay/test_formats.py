@@ -21,8 +21,8 @@ def test_folders_are_searched_and_a_source_has_no_path_of_the_user(tmp_path: Pat
     (tmp_path / "logs/notes.txt").write_text("no log")
     (tmp_path / "logs/deep/l.jsonl").write_text(json.dumps(CONVERSATION))
     tally = Tally()
-    found = list(read_logs(log_files([tmp_path / "logs"]), None, tally))
-    assert {acted.source for acted in found} == {"logs/deep/l.jsonl:1"}
+    (acted,) = read_logs(log_files([tmp_path / "logs"]), [TOOL], tally)
+    assert acted.source == "logs/deep/l.jsonl:1" and acted.tools == [TOOL]  # the log has none
     assert tally.lines["file without a line"] == 1
 
 

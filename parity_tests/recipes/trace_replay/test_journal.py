@@ -2,8 +2,6 @@
 
 import json
 import resource
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import pytest
 
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.recipes.trace_replay.journal import Answer, Failure, Journal
-from parity_tests.rigs.paths import ROOT
 
 MESSAGE = {"role": "assistant", "content": "日本 \u2028"}
 
@@ -48,14 +45,10 @@ def test_half_a_last_line_is_cut_off_and_said(tmp_path: Path) -> None:
         assert not journal.has_half_line
 
 
-def test_a_second_process_is_an_error(tmp_path: Path) -> None:
-    second = "import sys; from pathlib import Path; "
-    second += "from composer_plugins.recipes.trace_replay.journal import Journal; Journal(Path(sys.argv[1]))"
-    with Journal(tmp_path / "j"):
-        command = [sys.executable, "-c", second, tmp_path / "j"]
-        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    said = f"{tmp_path / 'j'}: another process has this journal open; wait until it has ended\n"
-    assert ran.stderr.endswith(f"ConfigError: {said}"), ran.stderr
+def test_a_journal_is_open_once_at_a_time(tmp_path: Path) -> None:
+    said = "another process has this journal open; wait until it has ended"
+    with Journal(tmp_path / "j"), pytest.raises(ConfigError, match=said):
+        Journal(tmp_path / "j")
     Journal(tmp_path / "j").__exit__()
 
 
