@@ -71,10 +71,8 @@ LINE = TypeAdapter[Answer | Failure](Answer | Failure)
 class Journal(AbstractContextManager["Journal"]):
     """The journal at `path`, which is created if there is none. One process at a time has it open."""
 
-    def __init__(self, path: Path, *, create: bool = True) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        if not create and not path.exists():
-            raise ConfigError(str(path), "there is no journal", "run the command `replay` first")
         with writing(str(path), path):
             self._file = path.open("a+b", buffering=0)
         try:

@@ -148,6 +148,7 @@ def test_what_a_run_wrote_is_no_log_of_the_next(run: Run, tmp_path: Path) -> Non
 
 def test_no_pair_is_said_and_is_status_1(run: Run, folder: Path) -> None:
     """The only teacher does in the first state what the trace did. Pairs of an earlier run stay."""
+    assert error(run("pairs run")) == "run/answers.jsonl: there is no journal; run the command `replay` first"
     first, *_ = read_states(folder / "states.jsonl")
     with Journal(folder / "answers.jsonl") as journal:
         journal.add(Answer(first.id, "ada", 0, 0.0, first.observed, "stop"))

@@ -74,6 +74,7 @@ def test_what_cannot_be_replayed_is_left_out(tmp_path: Path, messages: list[Any]
 
 
 WRONG: list[tuple[Any, str]] = [
+    ([1], "the line is [1], and should be an object; "),
     ({"foo": 1}, "a line of an OpenAI chat log has the fields foo; "),
     ({"messages": "x"}, "messages is 'x', and should be a list; correct or remove the line in a copy"),
     ({"messages": [3]}, "a message is 3, and should be an object; "),
