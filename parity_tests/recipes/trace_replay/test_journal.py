@@ -27,7 +27,7 @@ def test_answers_and_failures_are_read_as_written(tmp_path: Path) -> None:
     with Journal(tmp_path / "j") as journal:
         assert journal.answers() == [answer(0, 0.25), answer(1, 0.25)]
         assert journal.failures() == ["why again"]
-        assert journal.failed == {("s", "t", 0): 1, ("s", "v", 0): 2}
+        assert journal.failed() == {("s", "t", 0): 1, ("s", "v", 0): 2}
         assert journal.spent == before == 0.5 + 2 * 0.25 + 2 * 0.125
 
 
