@@ -254,7 +254,9 @@ def calls(*arguments: str) -> list[dict[str, Any]]:
 NOTHING = "the answer has neither content nor tool calls"
 NO_COMPLETION = "the answer is no chat completion: choices"
 NO_OBJECT = "the arguments of a tool call are not a JSON object: "
-NO_ACTION: list[tuple[dict[str, Any], str]] = [
+NO_JSON = "the answer is not a JSON object, or is cut off: "
+NO_ACTION: list[tuple[dict[str, Any] | str, str]] = [
+    *((text, NO_JSON) for text in ("", "<html>502</html>", "[1]", '{"choices": [', "[" * 100_000)),
     ({}, f"{NO_COMPLETION}: Field required"),
     ({"choices": []}, f"{NO_COMPLETION}: List should have at least 1 item"),
     ({"choices": None}, f"{NO_COMPLETION}: Input should be a valid list"),
@@ -268,18 +270,11 @@ NO_ACTION: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("answer", "reason"), NO_ACTION)
-def test_what_is_no_action_has_a_reason(answer: dict[str, Any], reason: str) -> None:
+@pytest.mark.parametrize(("answer", "reason"), NO_ACTION, ids=range(len(NO_ACTION)))
+def test_what_is_no_action_has_a_short_reason(answer: dict[str, Any] | str, reason: str) -> None:
     with pytest.raises(Unusable) as refused:
-        read_reply(answer)
-    assert str(refused.value).startswith(reason)
-
-
-@pytest.mark.parametrize("text", ["", "<html>502</html>", "[1]", '{"choices": [', "[" * 100_000])
-def test_what_is_not_a_json_object_has_a_reason(text: str) -> None:
-    with pytest.raises(Unusable) as refused:
-        read_answer(text)
-    assert len(str(refused.value)) < 400
+        read_reply(read_answer(answer) if isinstance(answer, str) else answer)
+    assert str(refused.value).startswith(reason) and len(str(refused.value)) < 400
 
 
 def test_an_answer_that_is_cut_off_or_refused_is_kept_with_its_reason() -> None:
