@@ -135,6 +135,13 @@ def test_a_teacher_that_cannot_answer_stops_the_replay(
         assert len(journal.answers()) == len(server.billed) and (server.billed or name == "b")
 
 
+def test_failures_that_are_not_in_a_row_do_not_stop_the_replay(path: Path, server: FaultyTeachers) -> None:
+    server.faults = {"a": iter([*["500"] * (MOST_IN_A_ROW - 1), None] * 2)}
+    teacher = a_teacher(server.base_url, max_retries=0)
+    done = replayed(path, [a_state(i) for i in range(2 * MOST_IN_A_ROW)], [teacher], concurrency=1)
+    assert (done.answered, done.failed) == (2, 2 * (MOST_IN_A_ROW - 1))
+
+
 def test_no_connection_is_one_sentence(path: Path) -> None:
     with FaultyTeachers(echo) as closed:
         pass
