@@ -159,8 +159,8 @@ def ask(folder: Path, teachers: list[Any], max_usd: float, samples: int, concurr
         raise typer.Exit(1)
 
 
-def _journal(folder: Path, *, create: bool = True) -> Journal:
-    journal = Journal(folder / FILE, create=create)
+def _journal(folder: Path) -> Journal:
+    journal = Journal(folder / FILE)
     if journal.has_half_line:
         warn(f"the last line of {folder / FILE} was written in part and is cut off: it is asked for again")
     return journal
@@ -180,12 +180,13 @@ def make_pairs(
     run, states = _read_folder(folder)
     ignored = pairs.ignored_arguments(ignore or [], states)
     answers, counts = list[Any](), dict[str, Mapping[str, int]](run["counts"])
-    # Outcomes make pairs without teachers.
-    if (folder / FILE).exists() or all(state.outcome is None for state in states):
-        with _journal(folder, create=False) as journal:
+    if (folder / FILE).exists():
+        with _journal(folder) as journal:
             answers = journal.answers()
             counts["answers by teacher"] = Counter(answer.teacher for answer in answers)
             counts["requests without an answer"] = Counter(cut(one, 80) for one in journal.failures())
+    elif all(state.outcome is None for state in states):  # outcomes make pairs without teachers
+        raise ConfigError(str(folder / FILE), "there is no journal", "run the command `replay` first")
     found, made = pairs.make_pairs(states, answers, min_agree=min_agree, ignored=ignored)
     own = {"answers": made.answers, "actions of the traces": made.actions}
     if found:

@@ -71,10 +71,8 @@ LINE = TypeAdapter[Answer | Failure](Answer | Failure)
 class Journal(AbstractContextManager["Journal"]):
     """The journal at `path`, which is created if there is none. One process at a time has it open."""
 
-    def __init__(self, path: Path, *, create: bool = True) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        if not create and not path.exists():
-            raise ConfigError(str(path), "there is no journal", "run the command `replay` first")
         with writing(str(path), path):
             self._file = path.open("a+b", buffering=0)
         try:
@@ -95,7 +93,6 @@ class Journal(AbstractContextManager["Journal"]):
         self.has_half_line = bool(half)
         self._file.truncate(self._file.tell() - len(half))
         self.spent = sum(entry.usd for entry in self._entries)  # USD of all requests
-        self.failed = Counter(entry.row for entry in self._entries if isinstance(entry, Failure))
 
     def _entry(self, number: int, line: bytes) -> Answer | Failure:
         try:
@@ -121,11 +118,14 @@ class Journal(AbstractContextManager["Journal"]):
                 raise
         self._entries.append(entry)
         self.spent += entry.usd
-        self.failed[entry.row] += isinstance(entry, Failure)
 
     def answers(self) -> list[Answer]:
         """Every answer, in the order of states, teachers and samples."""
         return sorted((one for one in self._entries if isinstance(one, Answer)), key=lambda one: one.row)
+
+    def failed(self) -> Counter[Row]:
+        """How often each request has failed."""
+        return Counter(entry.row for entry in self._entries if isinstance(entry, Failure))
 
     def failures(self) -> list[str]:
         """Why the requests that have no answer yet brought none the last time."""

@@ -45,7 +45,7 @@ class Counts:
 def ignored_arguments(names: Sequence[str], states: Sequence[State]) -> Ignored:
     """Arguments that are written as "Bash.description". Each must occur in the log, or it is misspelt."""
     occurring = {
-        f"{call['function']['name']}.{argument}"
+        f"{call['function']['name']}.{argument}": (call["function"]["name"], argument)
         for state in states
         for call in state.observed.get("tool_calls", ())
         for argument in _arguments(call) or ()
@@ -53,8 +53,7 @@ def ignored_arguments(names: Sequence[str], states: Sequence[State]) -> Ignored:
     for name in names:
         if name not in occurring:
             raise unknown("--ignore", name, occurring, noun="argument of a tool in these states")
-    split = (name.rpartition(".") for name in names)
-    return frozenset((tool, argument) for tool, _, argument in split)
+    return frozenset(occurring[name] for name in names)
 
 
 def make_pairs(

@@ -48,11 +48,12 @@ class Summary:
 
 
 class _Job(NamedTuple):
-    """A request: the row of the journal that it fills, and the most that it can cost."""
+    """A request: the row of the journal that it fills, its Idempotency-Key, and the most that it can cost."""
 
     row: Row
     teacher: Teacher
     body: Body
+    key: str
     most_usd: float
 
 
@@ -79,8 +80,8 @@ async def replay(
         for teacher in teachers
         for sample in range(samples)
     }
-    answered = {answer.row for answer in journal.answers()}
-    jobs = (_job(row, *task) for row, task in wanted.items() if row not in answered)
+    answered, failed = {answer.row for answer in journal.answers()}, journal.failed()
+    jobs = (_job(row, *task, failed[row]) for row, task in wanted.items() if row not in answered)
     summary = Summary(total=len(wanted), answered_before=len(wanted.keys() & answered))
     async with asking.Client() as http:
         clients = {teacher.name: asking.client_of(teacher, http) for teacher in teachers}
@@ -97,9 +98,9 @@ async def replay(
     return summary
 
 
-def _job(row: Row, state: State, teacher: Teacher) -> _Job:
+def _job(row: Row, state: State, teacher: Teacher, failed: int) -> _Job:
     body = asking.chat_body(state, teacher)
-    return _Job(row, teacher, body, asking.most_usd(teacher, body))
+    return _Job(row, teacher, body, idempotency_key(row, failed, body), asking.most_usd(teacher, body))
 
 
 def idempotency_key(row: Row, failed: int, body: Body) -> str:
@@ -164,9 +165,8 @@ class _Run:
     async def ask(self, job: _Job) -> None:
         """Send a request, and record its answer or the reason why there is none."""
         teacher = job.teacher
-        key = idempotency_key(job.row, self.journal.failed[job.row], job.body)
         try:
-            text = await asking.post(self.clients[teacher.name], job.body, key)
+            text = await asking.post(self.clients[teacher.name], job.body, job.key)
         except openai.APIStatusError as error:
             reason = f"status {error.status_code}: {asking.shown(error.response.text)}"
             self.fail(job, reason, usd=0.0)  # a refused request costs nothing

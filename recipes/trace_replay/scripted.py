@@ -1,8 +1,5 @@
 """Scripted teachers: a server on loopback with the chat-completions endpoint, for the demo.
 
-    with ScriptedTeachers(answer) as server:
-        teacher = Teacher(base_url=server.base_url, ...)
-
 `answer` is a function from the body of a request to an assistant message.
 """
 

@@ -2,9 +2,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,118 +15,79 @@ from composer_plugins.recipes.trace_replay.formats.common import FAILED_TOOL, Ac
 from parity_tests.rigs.replayed import read_log
 
 Line = dict[str, Any]
-
-# A conversation as it happened: the oracle reads this, and the reader what the writer below makes of it.
-
-
-@dataclass
-class User:
-    text: str
-    then: list["Response"] = field(default_factory=list)
-
-
-@dataclass
-class Response:
-    texts: list[str]
-    calls: list[tuple[str, str]]  # an argument and the result
-    then: list["User | Response"] = field(default_factory=list)
-
-
-@st.composite
-def conversations(draw: st.DrawFn, depth: int = 3) -> User:
-    word = st.sampled_from("abcd")
-    responses = [draw(answers(depth)) for _ in range(draw(st.integers(1, 2)))]
-    return User(draw(word), responses)
-
-
-@st.composite
-def answers(draw: st.DrawFn, depth: int) -> Response:
-    words = st.lists(st.sampled_from("efgh"), max_size=2, unique=True)  # a text again is a copy
-    pairs = st.tuples(st.sampled_from("ij"), st.sampled_from("kl"))
-    texts, calls = draw(words), draw(st.lists(pairs, max_size=3))
-    if not texts and not calls:
-        texts = ["e"]
-    then: list[User | Response] = []
-    if depth:
-        child = answers(depth - 1) if calls else conversations(depth - 1)
-        then = [draw(child) for _ in range(draw(st.integers(0, 2)))]
-    return Response(texts, calls, then)
-
-
-def expected(node: User | Response, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Each action with what came before it, as texts that name no id."""
-    if isinstance(node, User):
-        said = (f"user {node.text}",)
-    else:
-        calls = " ".join(f"call {argument}" for argument, _ in node.calls)
-        action = f"assistant {'|'.join(node.texts)} {calls}"
-        yield before, action
-        said = (action, *(f"tool {result}" for _, result in node.calls))
-    for child in node.then:
-        yield from expected(child, before + said)
+Action = tuple[tuple[str, ...], str]
 
 
 def user_line(content: Any, **rest: Any) -> Line:
     return {"type": "user", "message": {"role": "user", "content": content}, **rest}
 
 
-class Writer:
-    """Writes conversations as lines, with everything between them that the format has."""
+BETWEEN: list[Line] = [  # lines without a message, which may stand between two messages
+    {"type": "system", "subtype": "turn_duration"},
+    {"type": "attachment", "attachment": {"type": "todo"}},
+    {"type": "progress"},
+    user_line("a note of the display", isVisibleInTranscriptOnly=True),
+]
 
-    def __init__(self, choose: Callable[[int], int]) -> None:
-        self.choose, self.lines, self.number, self.is_side_chain = choose, list[Line](), 0, False
+
+class Conversations:
+    """Writes random conversations as lines, and notes each action with what came before it, as texts."""
+
+    def __init__(self, random: Random) -> None:
+        self.random, self.lines, self.actions = random, list[Line](), list[Action]()
+        self.is_side_chain = False
+
+    def coin(self) -> bool:
+        return self.random.randrange(2) == 1
 
     def add(self, parent: str | None, **rest: Any) -> str:
-        self.number += 1
-        line = {"uuid": f"u{self.number}", "parentUuid": parent, "isSidechain": self.is_side_chain, **rest}
-        self.lines.append(line)
-        return f"u{self.number}"
+        uuid = f"u{len(self.lines)}"
+        self.lines.append({"uuid": uuid, "parentUuid": parent, "isSidechain": self.is_side_chain, **rest})
+        return uuid
 
     def between(self, parent: str) -> str:
-        """Now and then a line without a message stands between two messages."""
-        between: list[dict[str, Any]] = [
-            {"type": "system", "subtype": "turn_duration"},
-            {"type": "attachment", "attachment": {"type": "todo"}},
-            {"type": "progress"},
-            user_line("a note of the display", isVisibleInTranscriptOnly=True),
+        choice = self.random.randrange(7)
+        return self.add(parent, **BETWEEN[choice]) if choice < len(BETWEEN) else parent
+
+    def user(self, parent: str | None, before: tuple[str, ...], depth: int) -> None:
+        """A message of the user, and one response or two branches. A hidden line is such a message too."""
+        text = self.random.choice("abcd")
+        content: Any = text if self.coin() else [{"type": "text", "text": text}]
+        last = self.add(parent, **user_line(content, isMeta=self.coin()))
+        for _ in range(self.random.randint(1, 2)):
+            self.response(self.between(last), (*before, f"user {text}"), depth)
+
+    def response(self, parent: str, before: tuple[str, ...], depth: int) -> None:
+        """A response in several lines, the results of its calls in any order, and what follows it."""
+        texts = self.random.sample("efgh", self.random.randrange(3))  # a text again would be a copy
+        calls = [
+            (self.random.choice("ij"), self.random.choice("kl")) for _ in range(self.random.randrange(4))
         ]
-        choice = self.choose(7)
-        return self.add(parent, **between[choice]) if choice < 4 else parent
+        if not texts and not calls:
+            texts = ["e"]
+        name, last = f"msg{len(self.lines)}", parent
 
-    def block(self, parent: str, response: str, block: dict[str, Any]) -> str:
-        return self.add(
-            parent, type="assistant", message={"id": response, "role": "assistant", "content": [block]}
-        )
+        def block(parent: str, **content: Any) -> str:
+            message = {"id": name, "role": "assistant", "content": [content]}
+            return self.add(parent, type="assistant", message=message)
 
-    def write(self, node: User | Response, parent: str | None) -> None:
-        if isinstance(node, User):
-            content: Any = node.text if self.choose(2) else [{"type": "text", "text": node.text}]
-            last = self.add(parent, **user_line(content, isMeta=bool(self.choose(2))))
-        else:
-            assert parent is not None
-            last = self.response(node, parent)
-        for child in node.then:
-            self.write(child, self.between(last))
-
-    def response(self, node: Response, parent: str) -> str:
-        self.number += 1
-        name, last = f"msg{self.number}", parent
-        if self.choose(2):
-            last = self.block(last, name, {"type": "thinking", "thinking": "hm", "signature": "s"})
-        for text in node.texts:
-            last = self.block(last, name, {"type": "text", "text": text})
-        as_siblings, own = self.choose(2), list[tuple[str, str, str]]()
-        start = last
-        for i, (argument, result) in enumerate(node.calls):
-            block = {"type": "tool_use", "id": f"{name}-{i}", "name": "T", "input": {"x": argument}}
-            last = self.block(start if as_siblings else last, name, block)
-            own.append((last, f"{name}-{i}", result))
-        if self.choose(2):
-            own.reverse()  # results arrive in any order
-        for line, call, result in own:
-            content = [{"type": "tool_result", "tool_use_id": call, "content": result}]
-            last = self.add(line, **user_line(content))
-        return last
+        if self.coin():
+            last = block(last, type="thinking", thinking="hm", signature="s")
+        for text in texts:
+            last = block(last, type="text", text=text)
+        as_siblings, start, results = self.coin(), last, list[tuple[str, Line]]()
+        for i, (argument, result) in enumerate(calls):
+            parent = start if as_siblings else last
+            last = block(parent, type="tool_use", id=f"{name}-{i}", name="T", input={"x": argument})
+            content = {"type": "tool_result", "tool_use_id": f"{name}-{i}", "content": result}
+            results.append((last, user_line([content])))
+        for line, row in self.random.sample(results, len(results)):
+            last = self.add(line, **row)
+        action = f"assistant {'|'.join(texts)} {' '.join(f'call {argument}' for argument, _ in calls)}"
+        self.actions.append((before, action))
+        after = (*before, action, *(f"tool {result}" for _, result in calls))
+        for _ in range(self.random.randrange(3) if depth else 0):
+            (self.response if calls else self.user)(self.between(last), after, depth - 1)
 
 
 def shown(message: dict[str, Any]) -> str:
@@ -138,23 +98,22 @@ def shown(message: dict[str, Any]) -> str:
     return f"{message['role']} {message['content']}"
 
 
-@given(st.lists(conversations(), min_size=1, max_size=3), st.randoms(use_true_random=False))
+@given(st.integers(1, 3), st.randoms(use_true_random=False))
 def test_every_action_has_the_messages_that_came_before_it(
-    tmp_path_factory: pytest.TempPathFactory, roots: list[User], random: Any
+    tmp_path_factory: pytest.TempPathFactory, roots: int, random: Random
 ) -> None:
     """Branches, split responses, parallel calls as a chain or as siblings, lines between, several roots.
 
-    A root may be a side chain: a conversation of its own. A hidden line is a message, as a reminder is.
+    A root may be a side chain: a conversation of its own.
     """
-    writer = Writer(lambda n: random.randrange(n))
-    writer.lines.append({"type": "summary", "summary": "s", "leafUuid": "x"})
-    for root in roots:
-        writer.is_side_chain = bool(random.randrange(2))
-        writer.write(root, None)
-    found, tally = read_log(tmp_path_factory.mktemp("log") / "s.jsonl", writer.lines)
+    written = Conversations(random)
+    written.lines.append({"type": "summary", "summary": "s", "leafUuid": "x"})
+    for _ in range(roots):
+        written.is_side_chain = written.coin()
+        written.user(None, (), depth=3)
+    found, tally = read_log(tmp_path_factory.mktemp("log") / "s.jsonl", written.lines)
     made = Counter((tuple(map(shown, acted.messages)), shown(acted.observed)) for acted in found)
-    assert made == Counter(one for root in roots for one in expected(root))
-    assert not tally.actions
+    assert made == Counter(written.actions) and not tally.actions
     for acted in found:  # each call is answered by its own result
         calls = [one["id"] for m in acted.messages for one in m.get("tool_calls", ())]
         assert calls == [m["tool_call_id"] for m in acted.messages if m["role"] == "tool"]
@@ -181,11 +140,20 @@ def result(call: str, content: Any, **rest: Any) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": call, "content": content, **rest}
 
 
+def chain(*contents: Any) -> list[Line]:
+    """Lines, each below the one before, of the user and of the model in turn."""
+    lines = list[Line]()
+    for i, content in enumerate(contents, start=1):
+        place = str(i), str(i - 1) if lines else None
+        lines.append(user(*place, content) if i % 2 else reply(*place, *content))
+    return lines
+
+
 def contents(acted: Acted) -> list[str]:
     return [message["content"] for message in acted.messages]
 
 
-A, B = user("1", None, "a"), reply("2", "1", text("b"))
+A, B = chain("a", [text("b")])
 
 
 def test_the_last_line_may_be_torn_and_no_other(tmp_path: Path) -> None:
@@ -196,15 +164,6 @@ def test_the_last_line_may_be_torn_and_no_other(tmp_path: Path) -> None:
     for torn in ('{"type":"us\n' + lines, lines + '{"type":"user"\n', '{"type":"us'):
         with pytest.raises(DataError, match=r"^s\.jsonl:\d: the line is not JSON"):
             read_log(tmp_path / "s.jsonl", torn)
-
-
-def test_after_a_compact_boundary_the_model_sees_the_summary(tmp_path: Path) -> None:
-    boundary: Line = {"type": "system", "subtype": "compact_boundary", "uuid": "b", "parentUuid": None}
-    boundary |= {"logicalParentUuid": "2"}
-    summary = user("s", "b", "what happened", isCompactSummary=True, isVisibleInTranscriptOnly=True)
-    before = [user("1", None, "first"), reply("2", "1", text("ok"))]
-    found, _ = read_log(tmp_path / "s.jsonl", [*before, boundary, summary, reply("3", "s", text("on"))])
-    assert [contents(acted) for acted in found] == [["first"], ["what happened"]]
 
 
 def test_messages_that_a_boundary_kept_follow_the_summary_from_then_on(tmp_path: Path) -> None:
@@ -232,12 +191,6 @@ def test_messages_that_a_boundary_kept_follow_the_summary_from_then_on(tmp_path:
         assert [acted.source for acted in found] == ["s.jsonl:2", "s.jsonl:4", "s.jsonl:8"]
 
 
-def test_a_result_that_is_an_error_says_so(tmp_path: Path) -> None:
-    lines = [A, reply("2", "1", use("c")), user("3", "2", [result("c", "x", is_error=True)])]
-    found, _ = read_log(tmp_path / "s.jsonl", [*lines, reply("4", "3", text("on"))])
-    assert contents(found[1]) == ["a", "", f"{FAILED_TOOL}\nx"]
-
-
 def test_a_text_that_another_line_has_in_part_is_one_text(tmp_path: Path) -> None:
     parts = [
         reply(str(i), "1", text(one), name="m") for i, one in enumerate(("I lo", "I look", "I look", "I"), 2)
@@ -247,28 +200,50 @@ def test_a_text_that_another_line_has_in_part_is_one_text(tmp_path: Path) -> Non
     assert tally.lines == {"text that another line of its response has": 3}
 
 
-def test_two_calls_with_one_id_have_their_own_results(tmp_path: Path) -> None:
-    """And a result that comes after the next response does not belong to the history of that response."""
-    lines = [A, reply("2", "1", use("c")), user("3", "2", [result("c", "one")])]
-    lines += [reply("4", "3", use("c")), user("5", "4", [result("c", "two")]), reply("6", "5", text("on"))]
-    found, _ = read_log(tmp_path / "s.jsonl", lines)
-    assert [contents(acted) for acted in found] == [["a"], ["a", "", "one"], ["a", "", "one", "", "two"]]
-    late = [A, reply("2", "1", use("c")), reply("3", "2", use("d")), user("4", "3", [result("c", "one")])]
-    found, tally = read_log(tmp_path / "s.jsonl", late)
-    assert [contents(acted) for acted in found] == [["a"]]
-    assert tally.actions == {"a tool call before it has no result, or a result has no call": 1}
+BOUNDARY: Line = {"type": "system", "subtype": "compact_boundary", "uuid": "b", "parentUuid": None}
+SUMMARY = user("s", "b", "what happened", isCompactSummary=True, isVisibleInTranscriptOnly=True)
+CALL, ON = [use("c")], [text("on")]
+PARALLEL = [  # and texts beside the results: they follow all results
+    A,
+    reply("2", "1", use("c"), name="m"),
+    reply("3", "2", use("d"), name="m"),
+    user("4", "2", [result("c", "one"), text("note")]),
+    user("5", "3", [result("d", "two"), text("more")]),
+    reply("6", "5", text("on")),
+]
+READ: dict[str, tuple[list[Line], list[list[str]]]] = {
+    "a summary": ([A, B, BOUNDARY, SUMMARY, reply("3", "s", text("on"))], [["a"], ["what happened"]]),
+    "an error": (
+        chain("a", CALL, [result("c", "x", is_error=True)], ON),
+        [["a"], ["a", "", f"{FAILED_TOOL}\nx"]],
+    ),
+    "two calls with one id": (
+        chain("a", CALL, [result("c", "one")], CALL, [result("c", "two")], ON),
+        [["a"], ["a", "", "one"], ["a", "", "one", "", "two"]],
+    ),
+    "parallel calls": (PARALLEL, [["a"], ["a", "", "one", "two", "note", "more"]]),
+}
+
+
+@pytest.mark.parametrize(("lines", "expected"), READ.values(), ids=READ)
+def test_the_messages_before_each_action(
+    tmp_path: Path, lines: list[Line], expected: list[list[str]]
+) -> None:
+    found, tally = read_log(tmp_path / "s.jsonl", lines)
+    assert [contents(acted) for acted in found] == expected and not tally.actions
 
 
 PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
 WEB = {"type": "server_tool_use", "id": "x", "name": "web_search", "input": {}}
+IMAGE = "it needs content of the type image"
+NOT_ANSWERED = "a tool call before it has no result, or a result has no call"
 SYNTHETIC = reply("2", "1", text("API Error"), model="<synthetic>")
+LATE = [*chain("a", CALL), reply("3", "2", use("d")), user("4", "3", [result("c", "one")])]
 LEFT_OUT: list[tuple[str, list[Line], list[list[str]]]] = [
-    ("it needs content of the type image", [user("1", None, [PNG]), B], []),
-    ("it needs content of the type server_tool_use", [A, reply("2", "1", WEB)], []),
-    ("it needs content of the type image",
-        [A, reply("2", "1", use("c")), user("3", "2", [result("c", [PNG])]), reply("4", "3", text("d"))],
-        [["a"]]),
-    ("the action is empty", [A, reply("2", "1", {"type": "thinking", "thinking": "hm"})], []),
+    (IMAGE, chain([PNG], [text("b")]), []),
+    (IMAGE, chain("a", CALL, [result("c", [PNG])], ON), [["a"]]),
+    ("it needs content of the type server_tool_use", chain("a", [WEB]), []),
+    ("the action is empty", chain("a", [{"type": "thinking", "thinking": "hm"}]), []),
     ("it was cut at the length limit", [A, reply("2", "1", text("b"), stop_reason="max_tokens")], []),
     ("its history is not in the file", [user("1", "gone", "a"), B], []),
     ("its task is not in the log", [reply("2", None, text("b"))], []),
@@ -280,12 +255,10 @@ LEFT_OUT: list[tuple[str, list[Line], list[list[str]]]] = [
         [A, B, reply("3", "2", text("c"))],
         [["a"]],
     ),
-    (
-        "a tool call before it has no result, or a result has no call",
-        [A, reply("2", "1", use("c")), user("3", "2", "b"), reply("4", "3", text("d"))],
-        [["a"]],
-    ),
-]  # fmt: skip
+    (NOT_ANSWERED, chain("a", CALL, "b", ON), [["a"]]),
+    (NOT_ANSWERED, LATE, [["a"]]),  # a result that comes after the next response
+    (NOT_ANSWERED, [A, user("3", "1", [result("c", "one")]), reply("4", "3", text("d"))], []),
+]
 
 
 @pytest.mark.parametrize(("reason", "lines", "expected"), LEFT_OUT)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import yaml
@@ -42,7 +42,6 @@ Run = Callable[[str], Ran]
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
     """Run a command in `tmp_path`, as from a shell."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("COLUMNS", "300")
 
     def run_command(line: str) -> Ran:
@@ -73,9 +72,9 @@ def server(folder: Path) -> Iterator[FaultyTeachers]:
         yield started
 
 
-def write_teachers(base_url: str, names: Any = demo.TEACHERS) -> None:
+def write_teachers(base_url: str) -> None:
     entry = {"usd_per_million_input": 1, "usd_per_million_output": 5, "max_tokens": 256, "base_url": base_url}
-    teachers = [{"name": name, "model": name, **entry} for name in names]
+    teachers = [{"name": name, "model": name, **entry} for name in demo.TEACHERS]
     Path("teachers.yaml").write_text(yaml.safe_dump({"teachers": teachers}))
 
 
@@ -85,30 +84,27 @@ def error(ran: Ran) -> str:
 
 
 def test_the_steps_one_after_the_other(run: Run, folder: Path, server: FaultyTeachers) -> None:
-    """And again: every step can be run a second time, and asks nothing twice."""
+    """And again: a second run asks for nothing twice, but for the answer in half of a last line."""
+    new, journal = 33, folder / "answers.jsonl"
     for _ in range(2):
         assert run(STATES).out.startswith("11 states in run/states.jsonl")
         ran = run(f"{REPLAY} 1")
-        assert "33 new answers, 0 from before" in ran.out or "0 new answers, 33 from before" in ran.out
+        assert f"{new} new answers, {33 - new} from before" in ran.out
         assert ran.code == 0 and "0 failed, 0 did not fit the budget" in ran.out
+        is_cut = ran.out.startswith("the last line of run/answers.jsonl was written in part and is cut off: ")
+        assert is_cut == (new == 1)
         ran = run(PAIRS)
         assert ran.code == 0 and ran.out.startswith("5 pairs in run/pairs.parquet")
-    assert len(server.requests) == 33
+        journal.write_bytes(journal.read_bytes()[:-9])
+        new = 1
+    assert len(server.requests) == 34
     written = {"run.json", "states.jsonl", "answers.jsonl", "pairs.parquet", "README.md"}
     assert {path.name for path in folder.iterdir()} == written
     run_json, states, card = ((folder / n).read_text() for n in ("run.json", "states.jsonl", "README.md"))
     assert json.loads(run_json)["redact"] == "secrets"
-    hidden = [*PLANTED, str(folder.parent)]
-    assert not any(text in run_json + states + card for text in hidden)
-    for part in (
-        "5 pairs, 5 by agreement",
-        "| torn last line of a file that is being written | 1 |",
-        "| ada | 11 |",
-        "| AWS Access Key | 1 |",
-        "| dropped: it calls a tool that the state does not have | 1 |",
-        "| text alone, which agrees with nothing | 6 |",
-    ):
-        assert part in card
+    assert not any(text in run_json + states + card for text in [*PLANTED, str(folder.parent)])
+    reasons = "torn last line of a file that is being written", "dropped: it calls a tool that the state does"
+    assert all(f"| {part}" in card for part in ("ada | 11 |", "AWS Access Key | 1 |", *reasons))
 
 
 BOTH = "--out run --redact nothing"
@@ -141,14 +137,6 @@ def test_a_command_that_cannot_start_writes_nothing(run: Run, line: str, message
     assert not any(path.is_file() for path in {*Path().rglob("*")} - before)
 
 
-def test_a_folder_that_holds_something_else_is_an_error(run: Run, folder: Path) -> None:
-    assert error(run("pairs run")) == "run/answers.jsonl: there is no journal; run the command `replay` first"
-    (folder / "states.jsonl").write_text("{}\n")
-    assert error(run("pairs run")).startswith("run/states.jsonl:1: it is no state: TypeError")
-    (folder / "run.json").unlink()
-    assert error(run("pairs run")).startswith("DIR: run/run.json cannot be read (FileNotFoundError")
-
-
 def test_what_a_run_wrote_is_no_log_of_the_next(run: Run, tmp_path: Path) -> None:
     """And secrets stay, if nothing is redacted."""
     (tmp_path / "s.jsonl").write_bytes(SESSION.read_bytes())
@@ -160,6 +148,7 @@ def test_what_a_run_wrote_is_no_log_of_the_next(run: Run, tmp_path: Path) -> Non
 
 def test_no_pair_is_said_and_is_status_1(run: Run, folder: Path) -> None:
     """The only teacher does in the first state what the trace did. Pairs of an earlier run stay."""
+    assert error(run("pairs run")) == "run/answers.jsonl: there is no journal; run the command `replay` first"
     first, *_ = read_states(folder / "states.jsonl")
     with Journal(folder / "answers.jsonl") as journal:
         journal.add(Answer(first.id, "ada", 0, 0.0, first.observed, "stop"))
@@ -208,17 +197,6 @@ def test_a_budget_that_is_too_small_says_which_is_enough(run: Run, server: Fault
     enough = ran.out.partition("--max-usd ")[2].split()[0]
     assert not server.requests
     assert run(f"{REPLAY} {enough}").code == 0 and len(server.requests) == 33
-
-
-def test_half_a_last_line_is_said_and_asked_for_again(run: Run, folder: Path, server: FaultyTeachers) -> None:
-    run(f"{REPLAY} 1")
-    journal = folder / "answers.jsonl"
-    journal.write_bytes(journal.read_bytes()[:-9])
-    ran = run(f"{REPLAY} 1")
-    assert ran.out.startswith(
-        "the last line of run/answers.jsonl was written in part and is cut off: it is a"
-    )
-    assert "1 new answers, 32 from before" in ran.out and len(server.requests) == 34
 
 
 MARGINS = "composer/replay/rewards/margins of 3 steps: "

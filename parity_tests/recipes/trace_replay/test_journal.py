@@ -2,8 +2,6 @@
 
 import json
 import resource
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import pytest
 
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.recipes.trace_replay.journal import Answer, Failure, Journal
-from parity_tests.rigs.paths import ROOT
 
 MESSAGE = {"role": "assistant", "content": "日本 \u2028"}
 
@@ -27,10 +24,10 @@ def test_answers_and_failures_are_read_as_written(tmp_path: Path) -> None:
         for entry in entries:
             journal.add(entry)
         before = journal.spent
-    with Journal(tmp_path / "j", create=False) as journal:
+    with Journal(tmp_path / "j") as journal:
         assert journal.answers() == [answer(0, 0.25), answer(1, 0.25)]
         assert journal.failures() == ["why again"]
-        assert journal.failed == {("s", "t", 0): 1, ("s", "v", 0): 2}
+        assert journal.failed() == {("s", "t", 0): 1, ("s", "v", 0): 2}
         assert journal.spent == before == 0.5 + 2 * 0.25 + 2 * 0.125
 
 
@@ -48,14 +45,10 @@ def test_half_a_last_line_is_cut_off_and_said(tmp_path: Path) -> None:
         assert not journal.has_half_line
 
 
-def test_a_second_process_is_an_error(tmp_path: Path) -> None:
-    second = "import sys; from pathlib import Path; "
-    second += "from composer_plugins.recipes.trace_replay.journal import Journal; Journal(Path(sys.argv[1]))"
-    with Journal(tmp_path / "j"):
-        command = [sys.executable, "-c", second, tmp_path / "j"]
-        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    said = f"{tmp_path / 'j'}: another process has this journal open; wait until it has ended\n"
-    assert ran.stderr.endswith(f"ConfigError: {said}"), ran.stderr
+def test_a_journal_is_open_once_at_a_time(tmp_path: Path) -> None:
+    said = "another process has this journal open; wait until it has ended"
+    with Journal(tmp_path / "j"), pytest.raises(ConfigError, match=said):
+        Journal(tmp_path / "j")
     Journal(tmp_path / "j").__exit__()
 
 
@@ -105,8 +98,6 @@ def test_nothing_of_a_line_that_cannot_be_written_stays(tmp_path: Path) -> None:
         assert not journal.has_half_line and journal.failures() == ["first", "third"]
 
 
-def test_a_journal_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no journal; run the command `replay` first"):
-        Journal(tmp_path / "j", create=False)
+def test_a_journal_that_cannot_be_opened_is_an_error() -> None:
     with pytest.raises(ConfigError, match="'/proc/answers.jsonl' cannot be written"):
         Journal(Path("/proc/answers.jsonl"))

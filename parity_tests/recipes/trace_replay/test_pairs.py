@@ -54,29 +54,47 @@ def result(states: Sequence[State], given: Sequence[Answer], **options: Any) -> 
 
 
 LS, PWD, CAT = bash("ls"), bash("pwd"), bash("cat x")
-BY_AGREEMENT = {"pair by agreement": 1}
+AGREEMENT, FEWER, AS_TRACE = (
+    "pair by agreement",
+    "fewer than 2 teachers agree",
+    "the teachers agree with the trace",
+)
+OUTCOME, UNDECIDED = "pair by outcome", "both actions were taken, and their outcomes do not make a pair"
+EARNED, AGAIN = "the trace's action earned an outcome above 0", "the same action was taken there before"
+NO_VOTE = "no teacher gave an answer that can be compared"
+BROKEN = calls(("Bash", '{"command": '))
+RULES: list[tuple[list[Message | tuple[Message, float]], list[Message], dict[str, int]]] = [
+    ([CAT], [LS, PWD, LS], {AGREEMENT: 1}),
+    ([CAT], [LS, PWD, CAT], {FEWER: 1}),
+    ([CAT], [LS, LS, PWD, PWD], {"two actions have the most votes": 1}),
+    ([CAT], [CAT, CAT, LS], {AS_TRACE: 1}),
+    ([CAT], [], {NO_VOTE: 1}),
+    ([BROKEN], [LS, LS], {"the arguments of a tool call are not a JSON object": 1}),
+    ([calls(("Task", "{}"))], [LS, LS], {"the trace calls a tool that the teachers were not offered": 1}),
+    # Outcomes of traces with the same state.
+    ([(CAT, 0.0), (CAT, 0.4), (LS, 0.5), (LS, 1.0)], [], {OUTCOME: 1, NO_VOTE: 1, AGAIN: 2}),
+    ([(CAT, 0.0), (CAT, 0.5), (LS, 0.5), (LS, 1.0)], [], {NO_VOTE: 2, AGAIN: 2}),
+    ([(text("4"), 1.0), (text("4"), 0.0)], [], {NO_VOTE: 1, AGAIN: 1}),
+    ([(CAT, 0.1)], [LS, LS], {EARNED: 1}),
+    ([(CAT, 0.0)], [LS, LS], {AGREEMENT: 1}),
+    ([(CAT, 1.0), (CAT, 0.0)], [LS, LS], {EARNED: 1, AGAIN: 1}),
+    ([(CAT, -1.0), (LS, 0.0)], [CAT, CAT, CAT], {OUTCOME: 1, UNDECIDED: 1}),  # the teachers prefer the worse
+]
+
+
+@pytest.mark.parametrize(("traces", "given", "expected"), RULES)
+def test_what_becomes_of_each_action(
+    traces: list[Message | tuple[Message, float]], given: list[Message], expected: dict[str, int]
+) -> None:
+    seen = [state(*one) if isinstance(one, tuple) else state(one) for one in traces]
+    assert result(seen, answers(*given)) == expected
 
 
 def test_the_majority_is_chosen_over_the_trace() -> None:
-    (pair,), counts = make_pairs([state(CAT)], answers(LS, PWD, LS))
+    (pair,), _ = make_pairs([state(CAT)], answers(LS, PWD, LS))
     assert (pair.chosen, pair.rejected, pair.prompt) == ([LS], [CAT], ASKED)
     assert (pair.n_teachers_agreeing, pair.n_teachers, pair.made_by) == (2, 3, "agreement")
     assert json.loads(pair.tools or "") == TOOLS
-
-
-@pytest.mark.parametrize(
-    ("given", "options", "expected"),
-    [
-        ([LS, PWD, CAT], {}, "fewer than 2 teachers agree"),
-        ([LS, LS], {"min_agree": 3}, "fewer than 3 teachers agree"),
-        ([LS, LS, PWD, PWD], {}, "two actions have the most votes"),
-        ([CAT, CAT, LS], {}, "the teachers agree with the trace"),
-        ([], {}, "no teacher gave an answer that can be compared"),
-        ([text("a"), text("a")], {}, "fewer than 2 teachers agree"),  # text alone never agrees
-    ],
-)
-def test_there_is_no_pair_otherwise(given: list[Message], options: Any, expected: str) -> None:
-    assert result([state(CAT)], answers(*given), **options) == {expected: 1}
 
 
 SAME = [
@@ -96,13 +114,14 @@ OTHER = [
 
 @pytest.mark.parametrize(("one", "other", "agree"), [(*p, True) for p in SAME] + [(*p, False) for p in OTHER])
 def test_what_is_the_same_action(one: Message, other: Message, agree: bool) -> None:
-    expected = BY_AGREEMENT if agree else {"fewer than 2 teachers agree": 1}
+    expected = {AGREEMENT if agree else FEWER: 1}
     assert result([state(CAT)], answers(one, other)) == expected
-    expected = {"the teachers agree with the trace": 1} if agree else BY_AGREEMENT
-    assert result([state(one)], answers(other, other)) == expected
+    assert result([state(one)], answers(other, other)) == {AS_TRACE if agree else AGREEMENT: 1}
 
 
-def test_one_teacher_alone_cannot_agree() -> None:
+def test_the_number_of_teachers_that_must_agree() -> None:
+    expected = {"fewer than 3 teachers agree": 1}
+    assert result([state(CAT)], answers(LS, LS), min_agree=3) == expected
     with pytest.raises(ConfigError, match="--min-agree: it is 1"):
         make_pairs([state(CAT)], answers(LS), min_agree=1)
 
@@ -110,16 +129,16 @@ def test_one_teacher_alone_cannot_agree() -> None:
 def test_an_argument_that_is_ignored_is_no_part_of_an_action() -> None:
     seen = [state(bash("ls", description="look"))]
     given = answers(bash("ls", description="list"), bash("ls"))
-    assert result(seen, given) == {"fewer than 2 teachers agree": 1}
+    assert result(seen, given) == {FEWER: 1}
     ignored = pairs.ignored_arguments(["Bash.description"], seen)
-    assert result(seen, given, ignored=ignored) == {"the teachers agree with the trace": 1}
+    assert result(seen, given, ignored=ignored) == {AS_TRACE: 1}
     with pytest.raises(ConfigError, match=r"--ignore: .*did you mean 'Bash.description'"):
         pairs.ignored_arguments(["Bash.descripton"], seen)
 
 
 def test_a_teacher_has_one_vote_for_what_it_did_most_often() -> None:
     given = [answer("a", message, i) for i, message in enumerate((LS, LS, PWD))]
-    assert result([state(CAT)], given) == {"fewer than 2 teachers agree": 1}
+    assert result([state(CAT)], given) == {FEWER: 1}
     given += [answer("b", PWD, 0), answer("b", PWD, 1), answer("c", LS)]
     given += [answer("d", LS, 0), answer("d", PWD, 1)]  # is undecided
     (pair,), _ = make_pairs([state(CAT)], given)
@@ -143,14 +162,6 @@ def test_an_answer_that_cannot_be_used_is_dropped_and_counted(
     assert pair.n_teachers == 2
 
 
-def test_a_trace_that_teachers_cannot_agree_with_makes_no_pair() -> None:
-    """Its arguments are broken, or the teachers were not offered its tool."""
-    broken = result([state(calls(("Bash", '{"command": ')))], answers(LS, LS))
-    assert broken == {"the arguments of a tool call are not a JSON object": 1}
-    expected = {"the trace calls a tool that the teachers were not offered": 1}
-    assert result([state(calls(("Task", "{}")))], answers(LS, LS)) == expected
-
-
 def test_a_text_agrees_with_nothing() -> None:
     found, counts = make_pairs([state(text("a"))], answers(text("a"), text("a"), LS, LS))
     assert [pair.chosen for pair in found] == [[LS]] and found[0].n_teachers == 4
@@ -162,41 +173,12 @@ def test_an_answer_to_another_state_is_counted() -> None:
     assert make_pairs([state(CAT)], [other])[1].answers == {"to a state that is not in states.jsonl": 1}
 
 
-# Outcomes.
-
-BY_OUTCOME, UNDECIDED = "pair by outcome", "both actions were taken, and their outcomes do not make a pair"
-
-
 def test_traces_of_one_state_with_different_outcomes_make_a_pair_by_themselves() -> None:
     (pair,), _ = make_pairs([state(CAT, 0.0, "f:1"), state(LS, 1.0, "f:2")], [])
     assert (pair.chosen, pair.rejected, pair.made_by, pair.source) == ([LS], [CAT], "outcome", "f:1")
     assert pair.n_teachers_agreeing is None and pair.n_teachers == 0
     (pair,), _ = make_pairs([state(text("4"), 1.0), state(text("5"), 0.0)], [])
     assert pair.chosen == [text("4")]
-    found, _ = make_pairs([state(text("4"), 1.0), state(text("4"), 0.0)], [])  # the same words
-    assert not found
-
-
-def test_outcomes_that_overlap_make_no_pair() -> None:
-    """One trace with `ls` did as well as one with `cat`."""
-    traces = [state(CAT, 0.0), state(CAT, 0.5), state(LS, 0.5), state(LS, 1.0)]
-    assert BY_OUTCOME not in result(traces, [])
-    assert BY_OUTCOME in result([state(CAT, 0.0), state(CAT, 0.4), *traces[2:]], [])
-
-
-def test_an_action_that_earned_something_is_not_rejected_by_agreement() -> None:
-    expected = {"the trace's action earned an outcome above 0": 1}
-    assert result([state(CAT, 0.1)], answers(LS, LS)) == expected
-    assert result([state(CAT, 0.0)], answers(LS, LS)) == BY_AGREEMENT
-    found = result([state(CAT, 1.0, "f:1"), state(CAT, 0.0, "f:2")], answers(LS, LS))
-    assert found == expected | {"the same action was taken there before": 1}
-
-
-def test_outcomes_count_more_than_teachers() -> None:
-    """The teachers prefer what failed worse."""
-    found, counts = make_pairs([state(CAT, -1.0), state(LS, 0.0)], answers(CAT, CAT, CAT))
-    assert [(pair.chosen, pair.rejected) for pair in found] == [([LS], [CAT])]
-    assert +counts.actions == {BY_OUTCOME: 1, UNDECIDED: 1}
 
 
 ACTIONS = {"ls": LS, "pwd": PWD, "cat": CAT, "text": text("hm")}

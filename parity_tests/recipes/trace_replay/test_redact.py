@@ -18,29 +18,29 @@ def chars(size: int, alphabet: str = ALPHANUMERIC) -> st.SearchStrategy[str]:
 
 
 # A secret of each form, and the text around it by which it is known. {} is the secret.
-FORMS: dict[str, tuple[st.SearchStrategy[str], str]] = {
-    "GitHub Token": (chars(36).map("ghp_{}".format), "Client('{}')"),
-    "GitLab Token": (chars(20).map("glpat-{}".format), "git clone with {}."),
-    "AWS Access Key": (chars(16, "ABCDEFGHIJ234567").map("AKIA{}".format), "{}"),
-    "Slack Token": (chars(20, "abcdef0123456789").map("xoxb-1234-5678-{}".format), "Bearer {}"),
-    "JSON Web Token": (chars(24).map("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.{}".format), "jwt={}"),
-    "Basic Auth Credentials": (chars(12).map("pw-{}".format), "postgres://bob:{}@db.example/x"),
-    "Secret Keyword": (chars(9).map("k1-{}".format), 'client = Client(api_key="{}")'),
-    "OpenAI Token": (chars(20).map("sk-proj-a{0}T3BlbkFJ{0}".format), "key {} or"),
-    "Stripe Access Key": (chars(24).map("sk_live_{}".format), "{}"),
-    "Anthropic Token": (chars(30).map("sk-ant-api03-{}".format), "{}"),
-    "Hugging Face Token": (chars(34).map("hf_{}".format), "HF_TOKEN={}"),
-    "Google API Key": (chars(35).map("AIza{}".format), "?key={}&x"),
-    "Authorization Header": (chars(12).map("k3-{}".format), 'curl -H "Authorization: Bearer {}"'),
-}
-ENV_FORM = "Secret Keyword", (chars(9).map("k2-{}".format), "export DB_PASSWORD='{}'")
+FORMS: list[tuple[str, st.SearchStrategy[str], str]] = [
+    ("GitHub Token", chars(36).map("ghp_{}".format), "Client('{}')"),
+    ("GitLab Token", chars(20).map("glpat-{}".format), "git clone with {}."),
+    ("AWS Access Key", chars(16, "ABCDEFGHIJ234567").map("AKIA{}".format), "{}"),
+    ("Slack Token", chars(20, "abcdef0123456789").map("xoxb-1234-5678-{}".format), "Bearer {}"),
+    ("JSON Web Token", chars(24).map("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.{}".format), "jwt={}"),
+    ("Basic Auth Credentials", chars(12).map("pw-{}".format), "postgres://bob:{}@db.example/x"),
+    ("Secret Keyword", chars(9).map("k1-{}".format), 'client = Client(api_key="{}")'),
+    ("OpenAI Token", chars(20).map("sk-proj-a{0}T3BlbkFJ{0}".format), "key {} or"),
+    ("Stripe Access Key", chars(24).map("sk_live_{}".format), "{}"),
+    ("Anthropic Token", chars(30).map("sk-ant-api03-{}".format), "{}"),
+    ("Hugging Face Token", chars(34).map("hf_{}".format), "HF_TOKEN={}"),
+    ("Google API Key", chars(35).map("AIza{}".format), "?key={}&x"),
+    ("Authorization Header", chars(12).map("k3-{}".format), 'curl -H "Authorization: Bearer {}"'),
+    ("Secret Keyword", chars(9).map("k2-{}".format), "export DB_PASSWORD='{}'"),
+]
 WORDS = st.sampled_from(["the build failed", "def f(x):", "a = b", "", "é ☃", '{"k": [1, 2]}', "x\ny"])
 
 
 @st.composite
 def planted(draw: st.DrawFn) -> tuple[str, str, str]:
     """A kind, a secret, and a text that it can be known by."""
-    kind, (secrets, form) = draw(st.sampled_from([*FORMS.items(), ENV_FORM]))
+    kind, secrets, form = draw(st.sampled_from(FORMS))
     secret = draw(secrets)
     return kind, secret, f"{draw(WORDS)}\n{form.format(secret)}\n{draw(WORDS)}"
 
