@@ -24,7 +24,6 @@ RANK = 16
 LOSSES: dict[str, dict[str, Any]] = {
     "dapo": {"policy": "dapo"},
     "dapo+hint": {"policy": "dapo", "hint_weight": HINT_WEIGHT, "hint_estimator": "k2"},
-    "another weight": {"policy": "dapo", "hint_weight": HINT_WEIGHT + 0.001, "hint_estimator": "k2"},
 }
 
 

@@ -33,17 +33,6 @@ def test_a_right_first_attempt_is_rewarded_in_full(client: Any) -> None:
     assert result.observation["text"] == "all 3 tests pass"
 
 
-def test_a_second_attempt_is_worth_half_and_a_third_is_not_given(client: Any) -> None:
-    case, wrong = TASK.cases[0], {"source": WRONG.format(TASK)}
-    for source, reward in ((TASK.solution, 0.5), (wrong["source"], 0.0)):
-        client.reset(seed=0, task=0)
-        first = client.step(wrong)
-        assert first.observation["error"] == f"{TASK.call(case)} should be {case.expected}, but it is -99"
-        assert (first.reward, first.done) == (0.0, False)
-        second = client.step({"source": source})
-        assert (second.reward, second.done) == (reward, True)
-
-
 def test_an_unknown_field_of_an_action_is_an_error_and_the_session_lives(client: Any) -> None:
     client.reset(seed=0, task=0)
     with pytest.raises(RuntimeError, match="Server error"):

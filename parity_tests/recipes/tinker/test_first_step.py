@@ -66,8 +66,3 @@ def test_the_first_step_over_http_has_the_loss_and_gradient_of_the_formula(
 ) -> None:
     norm = first_step.computed(with_lora, first_step.replies(), OBJECTIVES[objective]).grad_norm
     check(found[objective], objective, expected(objective)._replace(grad_norm=norm))
-
-
-def test_another_weight_of_the_hint_is_seen(found: dict[str, Found]) -> None:
-    with pytest.raises(AssertionError, match="dapo\\+hint: loss"):
-        check(found["another weight"], "dapo+hint")
