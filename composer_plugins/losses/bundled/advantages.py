@@ -436,7 +436,7 @@ LOSSES = (
                 "padding, which are 0",
             ),
         ),
-        proof=TOKEN_LOOPS + "test_gae_equals_loops",
+        proof=TOKEN_LOOPS + "test_gae_and_length_adaptive_gae_equal_loops",
     ),
     advantage(
         name="length_adaptive_gae",
@@ -460,6 +460,6 @@ LOSSES = (
                 note="length_adaptive_alpha is `alpha`; normalize_advantages off",
             ),
         ),
-        proof=TOKEN_LOOPS + "test_length_adaptive_gae_equals_loops",
+        proof=TOKEN_LOOPS + "test_gae_and_length_adaptive_gae_equal_loops",
     ),
 )

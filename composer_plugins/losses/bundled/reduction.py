@@ -348,7 +348,6 @@ CORRECTIONS = (
             **WEIGHT_PARAMETERS,
         },
         exceptions=NORMALISED,
-        proof=CORRECTION_TESTS + "test_seq_mask_tis_equals_loops",
         dialects=(
             nemo_rl(
                 note="truncated_importance_sampling_type seq-mask-tis; the _ratio is high, the _ratio_min low"

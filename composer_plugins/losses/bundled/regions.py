@@ -34,7 +34,6 @@ STABLE_RL = "sail-sg/Stable-RL verl/trainer/ppo/core_algos.py compute_policy_los
 PRIME_RL = "src/prime_rl/trainer/rl/loss.py"
 REGIONS = "golden/test_regions.py"
 PRIME = "golden/test_prime_rl.py"
-COVARIANCE = "kernels/test_covariance.py"
 
 # Fields that many rows share. A row may override them.
 dppo = partial(policy, gradient="score", paper="arXiv 2602.04879", needs=ROLLOUT, mode="token-mean")
@@ -337,7 +336,6 @@ LOSSES = (
                 "the global random state",
             ),
         ),
-        proof=f"{COVARIANCE}::test_clip_cov_is_what_a_loop_over_tokens_makes_of_it",
     ),
     covariance(
         name="kl_cov",
@@ -359,7 +357,6 @@ LOSSES = (
                 "denominator, and the penalty is not",
             ),
         ),
-        proof=f"{COVARIANCE}::test_kl_cov_is_what_a_loop_over_tokens_makes_of_it",
     ),
     distillation(
         name="opd",
