@@ -83,27 +83,19 @@ def test_grpo_equals_slime(case: Case) -> None:
     assert_rewards_equal(name, case, one_group_if_incomplete(case), divided=divided)
 
 
-def assert_alone(name: str, case: Case) -> None:
-    """A group of one: NaN upstream, whose deviation with ddof=1 divides by 0, and 0 here."""
+@claim("openrlhf_advantages", "slime_advantages", where=is_alone)
+def test_a_group_of_one_is_nan_in_openrlhf_and_in_slime_and_zero_here(case: Case) -> None:
+    """Their deviation with ddof=1 divides by 0."""
     rewards, ids = rows_of(case)
     assert golden.tensor(case["advantages"]).isnan().all()
-    assert torch.equal(kernel(name)(rewards, ids), torch.zeros_like(rewards))
+    for name in ("grpo@openrlhf", "grpo@slime"):
+        assert torch.equal(kernel(name)(rewards, ids), torch.zeros_like(rewards))
 
 
 @claim("openrlhf_0_11_advantages")
 def test_dr_grpo_and_rloo_equal_openrlhf(case: Case) -> None:
     """`dr_grpo@openrlhf` and `rloo@openrlhf`."""
     assert_rewards_equal(f"{case['estimator']}@openrlhf", case, divided=False)
-
-
-@claim("openrlhf_advantages", where=is_alone)
-def test_a_group_of_one_is_nan_in_openrlhf_and_zero_here(case: Case) -> None:
-    assert_alone("grpo@openrlhf", case)
-
-
-@claim("slime_advantages", where=is_alone)
-def test_a_group_of_one_is_nan_in_slime_and_zero_here(case: Case) -> None:
-    assert_alone("grpo@slime", case)
 
 
 @claim("open_instruct_advantages")

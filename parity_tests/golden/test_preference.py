@@ -1,4 +1,4 @@
-"""Preference losses and their scores against the recordings of six upstream functions, by catalogue row."""
+"""Preference losses and their scores against the recordings of seven upstream functions, by catalogue row."""
 
 import torch
 from torch import Tensor
@@ -161,3 +161,22 @@ def test_rpo_equals_nemo_rl(case: Case) -> None:
     scale = {"terms": mask.numel(), "magnitude": 10.0}
     assert_parity(loss, golden.tensor(case["loss"]), **scale)
     assert_parity(slope, golden.tensor(case["grad"]), **scale, what="gradient")
+
+
+@claim("areal_preference")
+def test_dpo_and_ipo_equal_areal(case: Case) -> None:
+    """Scores are sums over the completion, and averages for IPO; AReaL computes the loss in float32."""
+    name = {"sigmoid": "dpo@areal", "ipo": "ipo@areal"}[case["loss_type"]]
+    policy = golden.tensor(case["policy_logps"]).requires_grad_()
+    ref, lengths = golden.tensor(case["ref_logps"]), golden.tensor(case["lengths"])
+    divisor = lengths if choose("preference", name).average else torch.ones_like(lengths)
+    (chosen, rejected), (ref_chosen, ref_rejected) = (policy / divisor).unbind(1), (ref / divisor).unbind(1)
+    pair = reductions.kernel("preference", name)(chosen, rejected, ref_chosen, ref_rejected, **case["kwargs"])
+    (gradient,) = torch.autograd.grad(pair.loss.sum(), policy)
+    largest = float((1 / (2 * case["kwargs"]["beta"])) ** 2)
+    for ours, recorded, what in (
+        (pair.loss, case["loss"], "value"),
+        (gradient, case["grad_policy_logps"], "gradient"),
+    ):
+        wanted = golden.tensor(recorded)
+        assert_parity(ours, wanted, terms=4, dtype=torch.float32, magnitude=largest, what=what)

@@ -97,29 +97,6 @@ def assert_logs(token: TokenLoss, inputs: Case, metrics: dict[str, Any]) -> None
         assert_parity(ours[name], recorded, terms=1, dtype=torch.float32, magnitude=1.0, what=name)
 
 
-def check(version: str, case: Case) -> None:
-    assert INPUTS, "prime_rl/inputs.json, where the inputs of this file are, is not there"
-    if "pack" in case:
-        return check_pack(version, case)
-    inputs, function = INPUTS[case["case"]], case["fn"].removesuffix("_loss_fn")
-    if "raises" in case:  # it takes a teacher, and there is none: here that is an input by position
-        row = DIALECTS[version][function].partition("@")[0]
-        assert inputs["ref_logprobs"] is None
-        assert "teacher_logprobs" in of_kind(losses(), "policy")[row].needs
-        return None
-    token, logprobs = run(version, function, case["hp"], inputs)
-    token = weighted(token, inputs["loss_weights"] if version in WEIGHTED else None)
-    loss = reduced(token, inputs, case["hp"])
-    if not (golden.tensor(case["loss"]).isfinite() and golden.tensor(case["grad"]).isfinite().all()):
-        assert inputs["noise_kind"] == "overflow"
-        assert loss.isfinite() and torch.autograd.grad(loss, logprobs)[0].isfinite().all()
-        return None
-    assert_equals(loss, token.loss, logprobs, case["loss"], case["grad"])
-    if function not in {"ce", "sft"}:
-        assert_logs(token, inputs, case["metrics"])
-    return None
-
-
 def check_pack(version: str, case: Case) -> None:
     """Several sequences, one division; from v0.7 on a sum of three losses over weights of their own."""
     pack = PACKS[case["pack"]]
@@ -154,27 +131,30 @@ def check_pack(version: str, case: Case) -> None:
         assert_parity(gradients[i], golden.tensor(gradient), terms=n, dtype=dtype, what=f"gradient {i}")
 
 
-@claim("prime_rl/v0.4.0")
-def test_losses_equal_prime_rl_v0_4(case: Case) -> None:
-    """`masked_is@prime-rl<0.5`."""
-    check("v0.4.0", case)
-
-
-@claim("prime_rl/v0.5.0")
-def test_losses_equal_prime_rl_v0_5(case: Case) -> None:
-    """`ipo@prime-rl<0.6`."""
-    check("v0.5.0", case)
-
-
-@claim("prime_rl/v0.6.0")
-def test_losses_equal_prime_rl_v0_6(case: Case) -> None:
-    """`dppo_tv@prime-rl`, `ipo@prime-rl` and `ref_kl@prime-rl<0.7`."""
-    check("v0.6.0", case)
-
-
-@claim("prime_rl/v0.8.0")
-def test_losses_equal_prime_rl_v0_8(case: Case) -> None:
-    check("v0.8.0", case)
+@claim("prime_rl/v0.4.0", "prime_rl/v0.5.0", "prime_rl/v0.6.0", "prime_rl/v0.8.0")
+def test_losses_of_a_release_equal_prime_rl(case: Case) -> None:
+    """With `masked_is@prime-rl<0.5`, `ipo@prime-rl<0.6`, `dppo_tv@prime-rl` and `ref_kl@prime-rl<0.7`."""
+    version = case["file"].removeprefix("prime_rl/")
+    assert INPUTS, "prime_rl/inputs.json, where the inputs of this file are, is not there"
+    if "pack" in case:
+        return check_pack(version, case)
+    inputs, function = INPUTS[case["case"]], case["fn"].removesuffix("_loss_fn")
+    if "raises" in case:  # it takes a teacher, and there is none: here that is an input by position
+        row = DIALECTS[version][function].partition("@")[0]
+        assert inputs["ref_logprobs"] is None
+        assert "teacher_logprobs" in of_kind(losses(), "policy")[row].needs
+        return None
+    token, logprobs = run(version, function, case["hp"], inputs)
+    token = weighted(token, inputs["loss_weights"] if version in WEIGHTED else None)
+    loss = reduced(token, inputs, case["hp"])
+    if not (golden.tensor(case["loss"]).isfinite() and golden.tensor(case["grad"]).isfinite().all()):
+        assert inputs["noise_kind"] == "overflow"
+        assert loss.isfinite() and torch.autograd.grad(loss, logprobs)[0].isfinite().all()
+        return None
+    assert_equals(loss, token.loss, logprobs, case["loss"], case["grad"])
+    if function not in {"ce", "sft"}:
+        assert_logs(token, inputs, case["metrics"])
+    return None
 
 
 @claim("prime_rl_losses")

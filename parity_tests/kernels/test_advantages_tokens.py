@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -82,41 +83,26 @@ def test_remax_equals_loops(batch: Batch) -> None:
     assert_parity(remax(with_junk(rewards, mask), baselines, mask), expected, **scale(batch))
 
 
-@given(batch=token_batches(), gamma=GAMMAS, lam=GAMMAS)
-def test_gae_equals_loops(batch: Batch, gamma: float, lam: float) -> None:
+@pytest.mark.parametrize("adaptive", [False, True])
+@given(batch=token_batches(), gamma=GAMMAS, lam=GAMMAS, alpha=st.sampled_from([0.05, 0.3, 0.9, 4.0]))
+def test_gae_and_length_adaptive_gae_equal_loops(
+    batch: Batch, gamma: float, lam: float, alpha: float, adaptive: bool
+) -> None:
     rewards, values, mask = batch["logprobs"], batch["old_logprobs"], batch["mask"]
     out: dict[tuple[int, int | None], float] = {}
 
     def step(i: int, t: int, following: int | None) -> float:
+        decay = max(0.0, 1 - 1 / (alpha * sum(mask[i].tolist()))) if adaptive else lam
         ahead = 0.0 if following is None else float(values[i, following])
         delta = float(rewards[i, t]) + gamma * ahead - float(values[i, t])
-        out[i, t] = delta + gamma * lam * out.get((i, following), 0.0)
+        out[i, t] = delta + gamma * decay * out.get((i, following), 0.0)
         return out[i, t]
 
     expected = backwards(mask, step)
     inputs = with_junk(rewards, mask), with_junk(values, mask), mask
-    assert_parity(gae(*inputs, gamma=gamma, lam=lam, whiten=False), expected, **scale(batch))
-    ours = gae(*inputs, gamma=gamma, lam=lam, variance_eps=VARIANCE_EPS)
-    assert_parity(ours, whitened(expected, mask), **scale(batch))
-
-
-@given(batch=token_batches(), gamma=GAMMAS, alpha=st.sampled_from([0.05, 0.3, 0.9, 4.0]))
-def test_length_adaptive_gae_equals_loops(batch: Batch, gamma: float, alpha: float) -> None:
-    rewards, values, mask = batch["logprobs"], batch["old_logprobs"], batch["mask"]
-    out: dict[tuple[int, int | None], float] = {}
-
-    def step(i: int, t: int, following: int | None) -> float:
-        lam = max(0.0, 1 - 1 / (alpha * sum(mask[i].tolist())))
-        ahead = 0.0 if following is None else float(values[i, following])
-        delta = float(rewards[i, t]) + gamma * ahead - float(values[i, t])
-        out[i, t] = delta + gamma * lam * out.get((i, following), 0.0)
-        return out[i, t]
-
-    expected = backwards(mask, step)
-    inputs = with_junk(rewards, mask), with_junk(values, mask), mask
-    ours = length_adaptive_gae(*inputs, gamma=gamma, alpha=alpha, whiten=False)
-    assert_parity(ours, expected, **scale(batch))
-    ours = length_adaptive_gae(*inputs, gamma=gamma, alpha=alpha, variance_eps=VARIANCE_EPS)
+    kernel = partial(length_adaptive_gae, alpha=alpha) if adaptive else partial(gae, lam=lam)
+    assert_parity(kernel(*inputs, gamma=gamma, whiten=False), expected, **scale(batch))
+    ours = kernel(*inputs, gamma=gamma, variance_eps=VARIANCE_EPS)
     assert_parity(ours, whitened(expected, mask), **scale(batch))
 
 

@@ -44,11 +44,3 @@ def test_the_policy_alone_is_the_very_same_tensor() -> None:
     """So that a trainer with the plugin, and no other channel, computes what it did before, bit for bit."""
     policy = scalar(0.1)
     assert composer(policy) is policy
-
-
-def test_weight_one_adds_a_channel_without_a_multiplication() -> None:
-    """The sum is of the channels themselves and not of nodes between."""
-    policy, hint = scalar(0.1), scalar(0.7)
-    total = composer(policy, hint)
-    first, second = (node.variable for node, _ in total.grad_fn.next_functions)
-    assert first is policy and second is hint and torch.equal(total, policy + hint)

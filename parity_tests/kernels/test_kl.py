@@ -58,7 +58,9 @@ def test_a_corrected_estimator_is_the_ratio_times_the_estimator(
     logprobs, old, mask = batch["logprobs"].requires_grad_(), batch["old_logprobs"], batch["mask"]
     ref = logprobs.detach() + 3 * torch.randn(old.shape, generator=torch.Generator().manual_seed(seed))
     options: dict[str, Any] = {"log_ratio_clamp": low, "value_clamp": out}
-    if upstream != "nemo-rl":
+    if upstream == "nemo-rl" and low is None and out is None:
+        options, low, out = {}, 20.0, 10.0  # its own
+    elif upstream != "nemo-rl":
         low, out = None, 10.0 if upstream == "slime" and kind == "k3" else None  # the product's
         options = {"level": "sequence"} if upstream == "trl" and by_sequence else {}
     for sampler in (old, logprobs.detach()):

@@ -165,19 +165,6 @@ def test_the_top_k_are_those_of_the_logits(cut: Any, tile: int, vocabulary: int,
     assert_parity(logprobs, want.values, terms=vocabulary * 8)
 
 
-@pytest.mark.thorough
-def test_each_gradient_is_that_of_the_value() -> None:
-    b, teacher = batch(5, hidden=3), batch(5, hidden=4)
-
-    def both(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-        options = {"softcap": 4.0, "temperature": 0.8, "bias": bias}
-        sides = hidden, weight, teacher.hidden, teacher.weight
-        pair = log_probs(hidden, weight, b.targets, b.mask, entropy=True, **options)
-        return *pair, divergence(*sides, b.mask, beta=0.3, **options).loss
-
-    assert torch.autograd.gradcheck(both, b.leaves)
-
-
 def test_a_masked_token_is_zero_whatever_it_holds_and_gets_no_gradient() -> None:
     b, teacher = batch(), batch()
     with torch.no_grad():

@@ -192,6 +192,41 @@ def m2po(rows: Rows, **o: Any) -> list[list[Piece]]:
     return clipped_between(rows, min(low, 1 - o["least_low"]), max(high, 1 + o["least_high"]))
 
 
+# Tokens of the highest covariance in the batch
+
+
+def with_covariance(rows: Rows) -> list[tuple[float, Token]]:
+    """The tokens, each with (A - mean A) (log pi - mean log pi) before it."""
+    tokens = list(chain.from_iterable(rows))
+    n = max(len(tokens), 1)
+    mean_a, mean_lp = math.fsum(t.advantage for t in tokens) / n, math.fsum(t.logprob for t in tokens) / n
+    return [((t.advantage - mean_a) * (t.logprob - mean_lp), t) for t in tokens]
+
+
+def clip_cov(rows: Rows, **o: Any) -> list[list[Piece]]:
+    """Of the candidates, those with the smallest random numbers are drawn."""
+    tokens = with_covariance(rows)
+    pieces = {t: clipped_by(math.exp(t.log_ratio), t.advantage, o) for _, t in tokens}
+    candidates = [
+        t for cov, t in tokens if o["cov_low"] < cov < o["cov_high"] and (pieces[t].slope or not t.advantage)
+    ]
+    drawn = sorted(candidates, key=lambda t: t.uniform)[: max(int(o["cov_ratio"] * len(tokens)), 1)]
+    return [[Piece(0.0, 0.0) if t in drawn else pieces[t] for t in row] for row in rows]
+
+
+def kl_cov(rows: Rows, **o: Any) -> list[list[Piece]]:
+    tokens = sorted(with_covariance(rows), key=lambda one: -one[0])
+    held = [t for _, t in tokens[: max(int(o["cov_ratio"] * len(tokens)), 1)]]
+
+    def piece(t: Token) -> Piece:
+        value = -t.advantage * math.exp(t.log_ratio)
+        weight = o["kl_coef"] * (t in held)
+        sign = (t.log_ratio > 0) - (t.log_ratio < 0)
+        return Piece(value + weight * abs(t.log_ratio), value + weight * sign)
+
+    return [[piece(t) for t in row] for row in rows]
+
+
 # A weight times log pi
 
 
@@ -432,7 +467,7 @@ BY_ROW: dict[str, Any] = {
 ORACLES: dict[str, Loop] = {
     **{name: by_token(piece) for name, piece in BY_TOKEN.items()},
     **{name: by_row(pieces) for name, pieces in BY_ROW.items()},
-    **{"bapo": bapo, "m2po": m2po},
+    **{"bapo": bapo, "m2po": m2po, "clip_cov": clip_cov, "kl_cov": kl_cov},
 }
 CPPO = {"tv_max": 0.15, "weight_min": 0.8, "budget": 0.02, "budget_factor": 2.0, "quantile": 0.9}
 REC = {"clip_low": 0.1, "clip_high": 0.3, "outer_low": 0.4, "outer_high": 0.5}
@@ -513,6 +548,8 @@ CHOICES: list[tuple[str, dict[str, Any]]] = [
         for budget in (0.04, 1e-3, 0.5)
         for least in (0.0, 0.1)
     ),
+    *(("clip_cov", {"cov_ratio": share, "cov_low": 0.1, "cov_high": 2.0}) for share in (2e-4, 0.1, 0.5, 1.0)),
+    *(("kl_cov", {"cov_ratio": share, "kl_coef": 0.1}) for share in (2e-4, 0.1, 0.5, 1.0)),
 ]
 # The smallest magnitude of the terms of a loss, where terms cancel.
 LEAST = {"ce_gppo": 1.0, "dcpo": 1.0, "cpgd": 1.0, "kimi_k15": 40.0}

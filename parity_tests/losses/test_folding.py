@@ -1,7 +1,5 @@
 """Which policy losses are proportional to the advantages, as frameworks need that divide those."""
 
-from typing import Any
-
 import pytest
 
 from composer_plugins.frameworks.skyrl import SKYRL
@@ -10,31 +8,8 @@ from composer_plugins.losses.folding import is_proportional
 from composer_plugins.losses.row import REQUIRED, Loss
 from parity_tests.rigs.every import rows
 
-PROPORTIONAL: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in ("ppo", "grpo@verl", "sapo", "gspo", "gspo_token", "cispo", "vespo", "gmpo")),
-    *((name, {}) for name in ("reinforce", "dppo_tv", "dppo_kl", "masked_is")),
-    ("ipo", {"kl_tau": 0.0}),
-    ("dro", {"beta": 0.0}),
-]
-OTHERS: list[tuple[str, dict[str, Any]]] = [
-    ("dro", {"beta": 1e-3}),
-    ("ipo", {}),
-    ("dppo_tv@prime-rl", {}),
-    ("masked_is", {"kl_tau": 1e-3}),
-    ("kimi", {"ratio_low": 0.5, "ratio_high": 2.0, "tau": 1e-3}),
-]
 # SkyRL divides the advantages; and these have every input there.
 ROWS = [one for one in rows() if one.kind == "policy" and not one.over_batch and not SKYRL.missing(one)]
-
-
-@pytest.mark.parametrize("name, params", PROPORTIONAL)
-def test_a_loss_is_proportional_to_the_advantages(name: str, params: dict[str, Any]) -> None:
-    assert is_proportional(choose("policy", name, params))
-
-
-@pytest.mark.parametrize("name, params", OTHERS)
-def test_a_loss_with_a_term_of_its_own_is_not(name: str, params: dict[str, Any]) -> None:
-    assert not is_proportional(choose("policy", name, params))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

@@ -22,6 +22,7 @@ class Token(NamedTuple):
     rollout: float
     region: float  # the centre of a trust region: the rollout policy unless it is given
     teacher: float
+    uniform: float  # a random number in [0, 1)
     advantage: float  # 0 where the loss is given none
     place: int
 
@@ -50,19 +51,20 @@ Loop = Callable[..., Sequence[Sequence[Piece]]]  # of all rows, and the paramete
 
 
 def with_other_policies(batch: Batch) -> Batch:
-    """The batch with the log-probabilities of a rollout policy, of a region's centre and of a teacher."""
+    """The batch with log-probabilities of other policies, and with a random number for each token."""
     logprobs, old = batch["logprobs"], batch["old_logprobs"]
     return batch | {
         "rollout_logprobs": (old + 0.3 * (5 * logprobs).sin()).clamp(max=0),
         "region_logprobs": (old - 0.1).roll(1, 0),
         "teacher_logprobs": (0.7 * logprobs + old.sin()).clamp(max=0),
+        "uniform": (1e3 * logprobs).frac().abs(),
     }
 
 
 def rows_of(batch: Batch) -> list[list[Token]]:
     """The unmasked tokens of each row."""
     names = [f"{name}logprobs" for name in ("", "old_", "rollout_", "region_", "teacher_")]
-    columns = [batch[name].expand(batch["mask"].shape).tolist() for name in (*names, "advantages")]
+    columns = [batch[name].expand(batch["mask"].shape).tolist() for name in (*names, "uniform", "advantages")]
     found = []
     for masks, *values in zip(batch["mask"].tolist(), *columns, strict=True):
         tokens = zip(*values, range(len(masks)), strict=True)
@@ -90,7 +92,7 @@ def assert_equals_loop(
     batch, mask = with_other_policies(batch), batch["mask"]
     if by_token:
         batch["advantages"] = batch["advantages"] + (5 * batch["logprobs"]).sin()
-    taken = [name for name in row.optional if optional and name in batch]
+    taken = [name for name in row.optional if name in batch and (optional or name == "uniform")]
     if "region_logprobs" not in taken:
         batch["region_logprobs"] = batch["rollout_logprobs"]
     if "advantages" not in (*row.needs, *taken):

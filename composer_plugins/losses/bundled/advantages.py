@@ -15,6 +15,10 @@ DDOF = Parameter("delta degrees of freedom of the standard deviation", low=0, hi
 EPS = Parameter("added to the standard deviation", low=0)
 GAMMA = Parameter("discount per unmasked token", low=0, high=1)
 VARIANCE_EPS = Parameter("added to the batch's variance", low=0)
+WHITENING = {
+    "whiten": Parameter("normalise over the batch's unmasked tokens", choices=(True, False)),
+    "variance_eps": replace(VARIANCE_EPS, only_with=("whiten", True)),
+}
 
 LOOPS = "kernels/test_advantages.py::test_advantages_equal_loops"
 TOKEN_LOOPS = "kernels/test_advantages_tokens.py::"
@@ -22,14 +26,28 @@ GOLDEN = "golden/test_advantages.py::"
 PRIME_RL = "PRIME-RL@559b447 src/prime_rl/orchestrator/algo/"
 
 SUCCESS = "kernels/test_advantages_success.py::"
-OTB = ("token_rewards", "old_logprobs", "sum_pi_squared", "group_ids", "mask")
 ALONE = Parameter("what a token gets that no other rollout has: 0, or its return", choices=("zero", "raw"))
 OTB_EPS = Parameter("added to the sum of the weights", low=0)
 IN_VERL = "verl gives sum_pi_squared to its own estimator only, with actor.calculate_sum_pi_squared"
 
+OVER_GROUPS, WHITENED = "groups_have_no_influence_on_each_other", "normalised over the batch"
+
 advantage = partial(Loss, kind="advantage")
 # Fields that many rows share. A row may override them.
 within_groups = partial(advantage, needs=GROUPED, optional=("mask", "num_groups"), proof=LOOPS)
+token_baseline = partial(
+    advantage,
+    paper="arXiv 2602.07078",
+    needs=("token_rewards", "old_logprobs", "sum_pi_squared", "group_ids", "mask"),
+    optional=("correction_weights", "num_groups"),
+    proof=TOKEN_LOOPS + "test_optimal_token_baseline_equals_loops",
+)
+with_critic = partial(
+    advantage,
+    needs=("token_rewards", "values", "mask"),
+    exceptions={OVER_GROUPS: WHITENED},
+    proof=TOKEN_LOOPS + "test_gae_and_length_adaptive_gae_equal_loops",
+)
 r1_zero = partial(
     Dialect,
     upstream="r1-zero",
@@ -53,9 +71,6 @@ def openrlhf(note: str) -> Dialect:
         proof=GOLDEN + "test_dr_grpo_and_rloo_equal_openrlhf",
         note=note,
     )
-
-
-OVER_GROUPS, WHITENED = "groups_have_no_influence_on_each_other", "normalised over the batch"
 
 
 LOSSES = (
@@ -299,18 +314,14 @@ LOSSES = (
             ),
         ),
     ),
-    advantage(
+    token_baseline(
         name="optimal_token_baseline",
         summary="the return less the baseline of least variance, at each token",
-        paper="arXiv 2602.07078",
-        needs=OTB,
-        optional=("correction_weights", "num_groups"),
         parameters={
             "by": Parameter("where rollouts are compared", choices=("position", "token")),
             "alone": ALONE,
             "eps": OTB_EPS,
         },
-        proof=TOKEN_LOOPS + "test_optimal_token_baseline_equals_loops",
         dialects=(
             verl(
                 "compute_optimal_token_baseline_advantage",
@@ -319,14 +330,10 @@ LOSSES = (
             ),
         ),
     ),
-    advantage(
+    token_baseline(
         name="tir_optimal_token_baseline",
         summary="the optimal token baseline, at the same count of tokens whatever tools wrote between",
-        paper="arXiv 2602.07078",
-        needs=OTB,
-        optional=("correction_weights", "num_groups"),
         parameters={"alone": ALONE, "eps": OTB_EPS},
-        proof=TOKEN_LOOPS + "test_optimal_token_baseline_equals_loops",
         dialects=(
             verl(
                 "compute_multi_turn_optimal_token_baseline_advantage",
@@ -411,18 +418,15 @@ LOSSES = (
         ),
         proof=TOKEN_LOOPS + "test_remax_equals_loops",
     ),
-    advantage(
+    with_critic(
         name="gae",
         summary="generalized advantage estimation with a critic",
         paper="arXiv 1506.02438",
-        needs=("token_rewards", "values", "mask"),
-        exceptions={OVER_GROUPS: WHITENED},
         parameters={
             "gamma": GAMMA,
             "lam": Parameter("decay of later temporal differences", low=0, high=1),
-            "whiten": Parameter("normalise over the batch's unmasked tokens", choices=(True, False)),
-            "variance_eps": replace(VARIANCE_EPS, only_with=("whiten", True)),
-        },
+        }
+        | WHITENING,
         dialects=(
             verl(
                 "compute_gae_advantage_return",
@@ -436,20 +440,16 @@ LOSSES = (
                 "padding, which are 0",
             ),
         ),
-        proof=TOKEN_LOOPS + "test_gae_equals_loops",
     ),
-    advantage(
+    with_critic(
         name="length_adaptive_gae",
         summary="GAE whose lambda grows with the length of the response (VAPO)",
         paper="arXiv 2504.05118",
-        needs=("token_rewards", "values", "mask"),
-        exceptions={OVER_GROUPS: WHITENED},
         parameters={
             "gamma": GAMMA,
             "alpha": Parameter("lambda is 1 - 1 / (alpha length)", low=TINY),
-            "whiten": Parameter("normalise over the batch's unmasked tokens", choices=(True, False)),
-            "variance_eps": replace(VARIANCE_EPS, only_with=("whiten", True)),
-        },
+        }
+        | WHITENING,
         dialects=(
             Dialect(
                 upstream="nemo-rl",
@@ -460,6 +460,5 @@ LOSSES = (
                 note="length_adaptive_alpha is `alpha`; normalize_advantages off",
             ),
         ),
-        proof=TOKEN_LOOPS + "test_length_adaptive_gae_equals_loops",
     ),
 )

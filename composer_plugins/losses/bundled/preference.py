@@ -74,7 +74,7 @@ def areal(note: str, **fields: Any) -> Dialect:
         upstream="areal",
         params={"beta": 0.1},
         source="inclusionAI/AReaL areal/trainer/dpo/dpo_engine.py@4aef98d compute_dpo_loss",
-        proof="golden/test_preference_hosts.py::test_dpo_and_ipo_equal_areal",
+        proof=f"{GOLDEN}::test_dpo_and_ipo_equal_areal",
         note=note,
         **fields,
     )

@@ -28,6 +28,7 @@ AREAL = "inclusionAI/AReaL areal/utils/functional/functional.py@4aef98d apply_re
 KL_TESTS = "kernels/test_kl.py::"
 KL_DEFINITION = KL_TESTS + "test_estimators_equal_the_definition"
 KL_CORRECTED = KL_TESTS + "test_a_corrected_estimator_is_the_ratio_times_the_estimator"
+SLIME_KL = "THUDM/slime@624b824 slime/utils/ppo_utils.py compute_approx_kl"
 VERL_CLAMPS = {"log_ratio_clamp": 20.0, "value_clamp": 10.0}
 CLAMPS = {
     "log_ratio_clamp": LOG_RATIO_CLAMP,
@@ -35,19 +36,6 @@ CLAMPS = {
 }
 
 # Fields that many rows share. A row may override them.
-nemo_kl_row = partial(
-    Dialect,
-    upstream="nemo-rl",
-    params=VERL_CLAMPS,
-    source="NVIDIA-NeMo/RL nemo_rl/algorithms/utils.py@7ea279a calculate_kl",
-    proof=KL_CORRECTED,
-)
-slime_kl_row = partial(
-    Dialect,
-    upstream="slime",
-    source="THUDM/slime@624b824 slime/utils/ppo_utils.py compute_approx_kl (use_unbiased_kl)",
-    proof=KL_CORRECTED,
-)
 kl = partial(
     Loss,
     kind="kl",
@@ -66,12 +54,15 @@ def nemo_kl(name: str) -> Dialect:
     """A value of NeMo-RL's reference_policy_kl_type."""
     note = f"reference_policy_kl_type {name}; kl_input_clamp_value is log_ratio_clamp, kl_output_clamp_value "
     note += "value_clamp; old is the policy itself, or the rollout engine with use_on_policy_kl_approximation"
-    return nemo_kl_row(note=note)
+    source = "NVIDIA-NeMo/RL nemo_rl/algorithms/utils.py@7ea279a calculate_kl"
+    return nemo_rl(params=VERL_CLAMPS, source=source, proof=KL_CORRECTED, note=note)
 
 
 def slime_kl(name: str, **params: float) -> Dialect:
     """A value of slime's kl_loss_type with use_unbiased_kl."""
-    return slime_kl_row(params=params, note=f"kl_loss_type {name} with use_unbiased_kl, in float32")
+    source = f"{SLIME_KL} (use_unbiased_kl)"
+    note = f"kl_loss_type {name} with use_unbiased_kl, in float32"
+    return Dialect(upstream="slime", params=params, source=source, proof=KL_CORRECTED, note=note)
 
 
 corrected = partial(
@@ -113,7 +104,7 @@ KL = (
             Dialect(
                 upstream="slime",
                 params={"value_clamp": 10.0},
-                source="THUDM/slime@624b824 slime/utils/ppo_utils.py compute_approx_kl",
+                source=SLIME_KL,
                 proof=KL_TESTS + "test_estimator_equals_slime",
                 note='kl_loss_type "low_var_kl", in float32; its "k3" has no clamp, and "k1" is its default',
             ),
@@ -348,7 +339,6 @@ CORRECTIONS = (
             **WEIGHT_PARAMETERS,
         },
         exceptions=NORMALISED,
-        proof=CORRECTION_TESTS + "test_seq_mask_tis_equals_loops",
         dialects=(
             nemo_rl(
                 note="truncated_importance_sampling_type seq-mask-tis; the _ratio is high, the _ratio_min low"
