@@ -36,7 +36,7 @@ def test_a_kl_or_a_correction_that_a_framework_lacks_stops_no_migration(framewor
 
 
 def test_every_framework_with_a_config_is_tested() -> None:
-    assert {*FRAMEWORKS} == {*readable()} and len(LOSSES) >= 12
+    assert {*FRAMEWORKS} == {*readable()} and len(LOSSES) >= 12 and len(every("prime-rl")) > 40
 
 
 @pytest.mark.filterwarnings("ignore:.*published with the reduction")
