@@ -75,7 +75,7 @@ checkouts: .nox/.venv/installed
 pages: $(INSTALLS)
 	@for name in kernels trl verl; do \
 	    echo "$$name:"; \
-	    VERL_WHEELS=.nox/verl/wheels .nox/$$name/bin/python -m docs.generator 2> .nox/pages.log \
+	    .nox/$$name/bin/python -m docs.generator 2> .nox/pages.log \
 	        || { cat .nox/pages.log >&2; exit 1; }; \
 	done
 	@.nox/kernels/bin/python -m docs.generator --rest

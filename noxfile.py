@@ -241,8 +241,6 @@ def verl(session: nox.Session) -> None:
     for version in OLDER_VERLS:
         if not (wheels / version / f"verl-{version}.dist-info").is_dir():
             session.install("--no-deps", "--target", str(wheels / version), f"verl=={version}")
-    if not (wheels / "trl" / "trl").is_dir():  # one process of test_migration.py has both frameworks
-        session.install("--no-deps", "--target", str(wheels / "trl"), "-c", "constraints.txt", "trl")
     session.env["VERL_WHEELS"] = str(wheels)
     # What needs no verl runs in the session kernels.
     pytest(session, "adapters/verl_plugin", "live/verl", without="adapters/verl_plugin/without_verl")

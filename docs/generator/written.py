@@ -17,7 +17,7 @@ END = "<!-- end of table -->"
 # A cell that is an error after rounding: it differs between machines.
 ROUNDED = re.compile(r"(?<=\| )(?:0|\d\.\de[-+]\d\d)(?=[ ;])")
 
-TRL, VERL, BOTH = "TRL", "verl", "verl, and TRL in a folder of VERL_WHEELS"
+TRL, VERL = "TRL", "verl"
 SKYRL, TORCHTITAN = "SkyRL", "torchtitan"
 CHECKOUT = "a checkout of PRIME-RL: PRIME_RL_SOURCE=DIR .nox/prime_rl/bin/python -m docs.generator"
 NEMO_RL = "a checkout of NeMo-RL: NEMO_RL_SOURCE=DIR .nox/kernels/bin/python -m docs.generator"
@@ -27,7 +27,6 @@ IS_HERE: dict[str, Callable[[], bool]] = {
     "": lambda: True,
     TRL: lambda: find_spec("trl") is not None,
     VERL: lambda: find_spec("verl") is not None,
-    BOTH: lambda: find_spec("verl") is not None and wheel_of_trl().is_dir(),
     CHECKOUT: lambda: bool(os.environ.get("PRIME_RL_SOURCE")),
     VERSIONS: lambda: False,
     SKYRL: lambda: find_spec("skyrl") is not None,
@@ -109,15 +108,9 @@ PARTS = (
     *(Part("docs/findings.md", name, "findings:section", (name,), needs) for name, needs in FRAMEWORKS),
     *(Part("docs/parity.md", name, "printed:conform", (name,), needs, True) for name, needs in FRAMEWORKS),
     *(Part("docs/parity.md", name, "printed:conform", (name,), needs, True) for name, needs in MORE),
-    Part("docs/migrate.md", "same gradient", "printed:migrated", (), BOTH, True),
 )
 
 
 def part(page: str, table: str) -> Part:
     """The part of that page and name."""
     return next(one for one in PARTS if (one.page, one.table) == (page, table))
-
-
-def wheel_of_trl() -> Path:
-    """The folder with TRL that the session verl of nox makes, for a process that has both frameworks."""
-    return Path(os.environ.get("VERL_WHEELS") or "none", "trl").resolve()

@@ -42,7 +42,7 @@ def sound(logprobs, old_logprobs, advantages, mask):
     return token_loss(-advantages.detach() * ratio, mask, ratio=torch.where(mask, ratio, 0.0))
 
 
-# Published losses of an unusual form, which are right
+# Published losses of an unusual form, which are right, and which the catalogue has not
 
 
 def raft(logprobs, old_logprobs, advantages, mask):
@@ -62,28 +62,10 @@ def awr(logprobs, advantages, mask):
     return token_loss(-weight * torch.where(mask, logprobs.to(wide), 0.0), mask)
 
 
-def kimi(logprobs, old_logprobs, advantages, mask):
-    """Kimi k1.5: a regression of the log ratio to the advantage."""
-    gap = ratio_of(logprobs, old_logprobs, mask).log()
-    return token_loss((torch.where(mask, advantages.detach(), 0.0) - gap) ** 2 / 2, mask)
-
-
 def high_entropy(logprobs, old_logprobs, advantages, entropies, mask):
     """Only tokens of high entropy count, so a row may have none."""
     counts = torch.where(entropies.isnan(), torch.nan, (entropies > 1.2).to(entropies.dtype)).detach()
     return sound(logprobs, old_logprobs, advantages * counts, mask)
-
-
-def topr(logprobs, old_logprobs, advantages, mask):
-    """TOPR: a weight, of at most 1, for bad answers alone."""
-    wide = torch.promote_types(logprobs.dtype, torch.float32)
-    gap = torch.where(mask, logprobs.to(wide) - old_logprobs.to(wide), 0.0).detach()
-    weight = gap.sum(-1, keepdim=True).clamp(max=0).exp()
-    weight = torch.where(advantages > 0, 1 + 0 * weight, weight) * advantages.detach()
-    return token_loss(-torch.where(mask, weight, 0.0) * torch.where(mask, logprobs.to(wide), 0.0), mask)
-
-
-topr.gradient = "score"
 
 
 def rrhf(chosen, rejected):

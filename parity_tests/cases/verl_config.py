@@ -221,10 +221,6 @@ MISTAKES: dict[str, Changes] = {
     ),
     "more entries than the teacher sends": TOP_K | node(hint_params={"top_k": 10}),
     "a divergence whose temperature is TRL's": TOP_K | node(hint_divergence="jsd@trl"),
-    **{
-        f"a temperature of {name}": TOP_K | node(hint_divergence=name, hint_params={"temperature": 2.0})
-        for name in ("forward_kl_topk", "reverse_kl_topk")
-    },
     "a start of t without TAID": TOP_K | node(hint_t_start=0.1),
     "a start of t above its end": TAID | node(hint_params={"t": 0.2}),
     "a start of t above 1": TAID | node(hint_t_start=1.5),
@@ -263,7 +259,6 @@ MISTAKES: dict[str, Changes] = {
 }
 
 SOUND: dict[str, Changes] = {
-    "an estimator": OURS,
     "a named estimator": {ESTIMATOR: "composer/rloo"},
     "its parameters": OURS | node(advantage="rloo"),
     "a policy loss": CISPO | GRPO,
@@ -271,9 +266,7 @@ SOUND: dict[str, Changes] = {
     "verl's default clip and another one in the node": (
         OURS | both(policy="grpo@verl", policy_params={"clip_high": 0.3}) | actor(clip_ratio_high=0.2)
     ),
-    "verl's correction": OURS | correction(rollout_is="token"),
     "the legacy trainer": OURS | LEGACY,
-    "a policy and its parameters": OURS | both(policy="cispo", policy_params={"clip_high": 4.0}),
     "a policy of the user's own": (
         OURS | both(policy=OF_ROLLOUTS, policy_params={"sharpness": 2}) | {BYPASS: True}
     ),
@@ -282,10 +275,8 @@ SOUND: dict[str, Changes] = {
         HINT | both(policy="cispo", policy_weight=0.0, hint_weight=0.1, hint_top_k=20) | {GROUP_SIZE: 1}
     ),
     "a hint": HINT,
-    "a hint of the largest entries": TOP_K,
     "a hint of TAID": TAID,
     "a hint of the user's own": TOP_K | node(hint_divergence=OF_LOGITS, hint_params={"sharpness": 2.0}),
-    "a hint of sampled tokens": SAMPLED,
     "a hint of sampled tokens with fused kernels": SAMPLED | {FUSED: True},
     "a live hint": HINT | NO_REFERENCE | node(hint_teacher="live"),
     "a reference by the reward": HINT | NO_REFERENCE | algorithm(use_kl_in_reward=True),
@@ -315,7 +306,6 @@ SOUND: dict[str, Changes] = {
         | {AGG: "seq-mean-token-sum-norm"}
         | actor(loss_scale_factor=1024)
     ),
-    "options of what is off, set to nothing": OURS | actor(kl_loss_coef=0),
     "verl's distillation beside the task's rewards": DISTILS,
     "options of a distillation that is off": (OURS | distilled(use_task_rewards=False)),
     "sequence parallelism beside a hint of sampled tokens": (

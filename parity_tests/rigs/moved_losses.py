@@ -14,17 +14,18 @@ import torch
 from torch import Tensor
 
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.registry import frameworks
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.losses.calling import call_unchecked
 from composer_plugins.losses.choosing import choose
 from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import REQUIRED, of_kind
 from composer_plugins.objective.objective import KL, NORM, Behaviour, Objective, behaviours
 from composer_plugins.objective.resolve import Migrated, migrate, resolve
 from composer_plugins.testing.assertions import assert_parity
-from docs.generator.drawn import Batch, drawn
 
 MAX_LENGTH, GROUP_SIZE = 9, 8
-# By name the parameters that are not the paper's defaults.
+# The losses that go from each framework to each other one, with the parameters that are not their defaults.
 LOSSES: dict[str, dict[str, float]] = {
     **{name: {} for name in ("grpo", "dapo", "dr_grpo", "gspo", "sapo", "dppo_tv", "gmpo", "vespo", "luspo")},
     "cispo": {"clip_high": 4.0},
@@ -32,6 +33,8 @@ LOSSES: dict[str, dict[str, float]] = {
     "importance_sampling": {},
     "ipo": {"kl_tau": 1e-3},  # PRIME-RL's own loss, with a term that the advantages do not multiply
 }
+# Other parameters with which a loss keeps tokens of a batch whose policies are far from each other.
+WIDE = {"flash_reinforce": {"delta": 1.0}}
 OF_SEQUENCES = frozenset({"gspo", "gmpo", "vespo", "luspo"})
 TOKENS, ROWS, ROW_SUMS, SUM = "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "token-sum"
 
@@ -127,7 +130,7 @@ class Trained(NamedTuple):
 
 def of_paper(name: str) -> tuple[Objective, Trained]:
     """A loss with the denominator, the advantage and the old policy of its paper."""
-    policy = choose("policy", name, LOSSES[name])
+    policy = choose("policy", name, LOSSES.get(name) or _required(name) | WIDE.get(name, {}))
     own = Advantage(policy.loss.advantage) if policy.loss.advantage else Advantage("grpo", 1, 1e-6)
     old, rollout = behaviours(policy, "trainer", "rollout engine")
     objective = Objective(
@@ -140,6 +143,12 @@ def of_paper(name: str) -> tuple[Objective, Trained]:
         group_size=GROUP_SIZE,
     )
     return objective, Trained(policy.mode, own, old, GROUP_SIZE)
+
+
+def _required(name: str) -> dict[str, Any]:
+    """An example of each parameter that has no default."""
+    loss = of_kind(losses(), "policy")[name]
+    return {key: loss.parameters[key].example for key, x in loss.defaults.items() if x is REQUIRED}
 
 
 def trained(framework: str, table: Mapping[str, Any]) -> Objective:
@@ -162,7 +171,7 @@ def moved(framework: str, name: str) -> Iterator[tuple[Migrated, Objective]]:
     configs can be read where TRL is installed.
     """
     texts = set[str]()
-    for source in (PAPER, *FRAMEWORKS):
+    for source in (PAPER, *FRAMEWORKS) if name in LOSSES else (PAPER,):
         can = CAN.get(source)
         if (can and name in can.refuses) or (source == "trl" != framework):
             continue
@@ -216,6 +225,26 @@ def runs(framework: str) -> list[str]:
     return [name for name in LOSSES if name not in CAN[framework].refuses]
 
 
+def every(framework: str) -> list[str]:
+    """The losses that a framework trains, and all others that TRL, verl and PRIME-RL run."""
+    tables = [frameworks()[name] for name in ("trl", "verl", "prime-rl")]
+    shared = [one.name for one in losses() if one.kind == "policy" and all(x.runs(one) for x in tables)]
+    return [*runs(framework), *(name for name in shared if name not in LOSSES)]
+
+
+LENGTHS = (7, 3, 5, 1, 6, 4)  # tokens of each completion
+
+
+class Batch(NamedTuple):
+    """A padded batch of completions, [rows, width] each; one advantage per row."""
+
+    logprobs: Tensor
+    old: Tensor
+    rollout: Tensor
+    advantages: Tensor
+    mask: Tensor
+
+
 class Expected(NamedTuple):
     """What a loss is on the batch by its formula."""
 
@@ -225,12 +254,24 @@ class Expected(NamedTuple):
 
 
 def batch(*, nan: bool = False) -> Batch:
-    """A batch with padding and two masked tokens inside of completions; with `nan`, NaN wherever masked."""
-    made = drawn(0, same_behaviour=False)
-    mask = made.mask.clone()
+    """A batch whose ratios reach the clips, with padding and two masked tokens inside of completions.
+
+    With `nan`, NaN wherever masked.
+    """
+    g = torch.Generator().manual_seed(0)
+    shape = (len(LENGTHS), max(LENGTHS))
+
+    def near(x: Tensor, spread: float) -> Tensor:
+        return (x + spread * torch.randn(shape, generator=g, dtype=torch.float64)).clamp(max=-1e-3)
+
+    logprobs = -0.05 - 3 * torch.rand(shape, generator=g, dtype=torch.float64)
+    old = near(logprobs, 0.3)
+    rollout = near(old, 0.1)
+    advantages = torch.randn(shape[0], 1, generator=g, dtype=torch.float64).expand(shape)
+    mask = torch.arange(shape[1]) < torch.tensor(LENGTHS).unsqueeze(1)
     mask[0, 2] = mask[4, 3] = False
-    streams = [torch.where(mask, x, torch.nan) if nan else x for x in made[:-1]]
-    return Batch(*streams, mask)
+    streams = (logprobs, old, rollout, advantages)
+    return Batch(*(torch.where(mask, x, torch.nan) if nan else x for x in streams), mask)
 
 
 def expected(objective: Objective, given: Batch) -> Expected:

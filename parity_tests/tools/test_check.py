@@ -53,9 +53,7 @@ def test_a_sound_loss_breaks_no_law_and_without_its_minus_one(loss: faults.Loss)
 
 
 PUBLISHED = [
-    (faults.kimi, "policy", ["advantages_of_any_size_give_finite_numbers"]),
     (faults.high_entropy, "policy", ["descent_raises_the_tokens_with_positive_advantages"]),
-    (faults.topr, "policy", ["declared_gradient_is_the_one_that_it_has"]),
     (faults.rrhf, "preference", ["descent_raises_the_chosen_over_the_rejected"]),
     (faults.skew_kl, "kl", ["expectation_over_the_policy_is_not_negative"]),
     (faults.sequence_kl, "kl", ["expectation_over_the_policy_is_not_negative"]),
