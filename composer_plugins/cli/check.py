@@ -2,11 +2,9 @@
 
 import json
 from collections.abc import Iterator
-from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from composer_plugins.cli.completion import KindOption, complete_loss
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
     from composer_plugins.testing.report import Report
 
 CALLED = ", ".join([*(one.name for one in OURS if one.convention), "torch"])
-MANY = 4  # laws that do not apply for one reason: only the first is named
 STYLES = {"failed": "red", "unsafe": "yellow", "untraceable": "yellow"}
 STYLES |= {"not applicable": "dim", "passed": "green"}
 
@@ -82,8 +79,9 @@ def check(
     if as_json:
         answer(json.dumps([report.as_data() for report in reports], indent=2))
     else:
-        for report in reports:
-            print_report(page(), report, verbose)
+        console = page()
+        for text, style in (line for report in reports for line in report.lines(verbose)):
+            console.print(Text(text, style=STYLES.get(style, style)), soft_wrap=True)
     if not all(report.passed if strict else report.sound for report in reports):
         raise typer.Exit(1)
 
@@ -122,30 +120,6 @@ def options_of(given: list[str]) -> dict[str, Any]:
             raise ConfigError("--option", f"{one!r} sets nothing", "write --option name=value")
         found[name] = parsed(text, f"--option {name}", of_yaml)
     return found
-
-
-def print_report(console: Console, report: "Report", verbose: bool) -> None:
-    """Print the findings and what does not apply, and with `verbose` what holds."""
-    from composer_plugins.testing.report import FINDINGS
-
-    console.print(Text(f"{report.subject}: {report.counts}", style="bold"), soft_wrap=True)
-    inapplicable = report.having("not applicable")
-    reasons = [outcome.detail for outcome in inapplicable]
-    inapplicable.sort(key=lambda outcome: reasons.index(outcome.detail))  # a reason is printed once
-    shown = [*report.findings, *inapplicable, *(report.having("passed") if verbose else ())]
-    for _, same in groupby(shown, key=lambda one: one[1:] if one.status == "not applicable" else one):
-        alike = list(same)
-        first, *others = (outcome.check for outcome in alike)
-        names = [first, *others] if verbose or len(others) < MANY else [f"{first} and {len(others)} more"]
-        status, detail, cause = alike[0][1:]
-        for name in names:
-            console.print(Text(f"  {status}: {name}", style=STYLES[status]), soft_wrap=True)
-        for text in (detail, cause):
-            for line in text.splitlines():
-                console.print(Text(f"    {line}"), soft_wrap=True)
-    for finding, meaning in FINDINGS.items():
-        if finding != "failed" and report.having(finding):
-            console.print(Text(f"  {finding}: {meaning}", style="dim"), soft_wrap=True)
 
 
 def _print_laws(as_json: bool) -> None:

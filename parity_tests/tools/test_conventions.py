@@ -696,6 +696,7 @@ def summed(logprobs, old_logprobs, advantages, mask, *, c_clip: "float | None" =
 # The function, its framework with options, the exit status, and what is said.
 IN_THE_WILD = f"""
 four_modes.py:loss | verl --version 0.9.1 | 0 | token-sum'): KeyError: 'token-sum'
+four_modes.py:loss | verl --only it_runs_on_tensors_without_numbers | 0 | the framework does not compile it
 four_modes.py:loss | verl --version 0.8.0 | 0 | as verl 0.8.0 calls it): 19 passed, 0 failed
 four_modes.py:loss | verl --option policy_loss.region=0.3 | 0 | 0 failed
 four_modes.py:loss | verl --option policy_loss.regoin=0.3 | 2 | did you mean 'region'?
