@@ -643,22 +643,21 @@ def loss(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, confi
 """
 LOSS_INPUTS = """
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 import torch
-class Out(NamedTuple):
-    loss: torch.Tensor
-    metrics: dict
+def summed(inputs, reward):
+    return SimpleNamespace(loss=-torch.where(inputs.loss_mask, reward, 0.0).sum(), metrics={})
 def teacher(inputs, weight=0.1):
-    t = inputs.ref_logprobs
-    a = inputs.advantages
+    a, t = inputs.advantages, inputs.ref_logprobs
     if t is not None:
         a = a + weight * (t - inputs.trainer_logprobs).detach()
-    return Out(-torch.where(inputs.loss_mask, a * inputs.trainer_logprobs, 0.0).sum(), {})
+    return summed(inputs, a * inputs.trainer_logprobs)
 def distilled(inputs):
-    signal = (inputs.ref_logprobs - inputs.trainer_logprobs).detach()
     away = inputs.trainer_logprobs - inputs.inference_logprobs
     clipped = torch.where(inputs.advantages > 0, away > 0.2, away < -0.2)
-    return Out(-torch.where(inputs.loss_mask & ~clipped, signal * away.exp(), 0.0).sum(), {})
+    signal = (inputs.ref_logprobs - inputs.trainer_logprobs).detach()
+    return summed(inputs, torch.where(clipped, 0.0, signal * away.exp()))
 @dataclass
 class LossInputs:
     trainer_logprobs: torch.Tensor
@@ -669,7 +668,7 @@ class LossInputs:
 def replaced(inputs: LossInputs):
     assert isinstance(inputs, LossInputs) and inputs.mine is None
     inputs = replace(inputs, advantages=inputs.advantages * 2)
-    return Out(-torch.where(inputs.loss_mask, inputs.advantages * inputs.trainer_logprobs, 0.0).sum(), {})
+    return summed(inputs, inputs.advantages * inputs.trainer_logprobs)
 """
 OF_SKYRL = """
 import torch

@@ -120,14 +120,10 @@ def test_divergences_and_order_are_those_of_plain_loops() -> None:
     assert teacher.gain == pytest.approx(teacher.sampled - policy.sampled) and teacher.gain_error > 0
 
 
-@pytest.mark.parametrize(
-    ("template", "shown", "leaks"),
-    [("{privileged_context} {prompt}", 1.0, 0.0), ("{prompt}", 0.0, 0.0)],
-)
-def test_a_hint_that_the_template_leaves_out_is_seen(template: str, shown: float, leaks: float) -> None:
-    _, teacher = measure(subject(ROWS), {"one": template})
-    assert (teacher.shown, teacher.leaks) == (shown, leaks)
-    assert (teacher.forward_kl > 0) == bool(shown)
+def test_a_hint_that_the_template_leaves_out_is_seen() -> None:
+    _, whole, none = measure(subject(ROWS), {"whole": "{privileged_context} {prompt}", "none": "{prompt}"})
+    assert (whole.shown, whole.leaks) == (1, 0) and whole.forward_kl > 0
+    assert (none.shown, none.leaks) == (0, 0) and none.forward_kl == 0
 
 
 def test_a_completion_with_the_wording_of_the_hints_is_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:
