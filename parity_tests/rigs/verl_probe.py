@@ -81,10 +81,10 @@ def advantages(own: Any, ours: Any) -> list[dict[str, Any]]:
 
     from composer_plugins.conformance.batches import rollouts
     from composer_plugins.conformance.verl_claims.upstream import names
-    from composer_plugins.testing.draws import Seeded
+    from composer_plugins.testing.draws import Draw
 
     found = []
-    for batch in (rollouts(Seeded(seed), min_group=2) for seed in range(20)):
+    for batch in (rollouts(Draw(seed), min_group=2) for seed in range(20)):
         row: dict[str, Any] = {"batch": batch}
         for who, algorithm, estimator in (
             ("theirs", own, "grpo"),
@@ -103,10 +103,10 @@ def policy_losses(own: Any, ours: Any, keywords: list[tuple[str, ...]]) -> list[
     """Drawn batches in every mode by the keywords of this verl's workers: ours, and its own vanilla."""
     from composer_plugins.conformance.batches import global_batch, policy_batch
     from composer_plugins.conformance.verl_claims.upstream import modes
-    from composer_plugins.testing.draws import Seeded
+    from composer_plugins.testing.draws import Draw
 
     found = []
-    for draw in map(Seeded, range(12)):
+    for draw in map(Draw, range(12)):
         batch, counts = policy_batch(draw), range(3 if hasattr(own, "global_batch_info") else 0)
         infos = [{}, *(global_batch(draw, batch.mask) for _ in counts)]
         for mode, info, names in product(modes(), infos, keywords):
