@@ -42,12 +42,12 @@ class Model:
             rows.append(torch.stack([self.distribution(ids[:end][mask[:end]]) for end in ends]))
         return SimpleNamespace(logits=torch.stack(rows))
 
-    def generate(self, input_ids: Any, attention_mask: Any, **given: Any) -> torch.Tensor:
+    def generate(self, input_ids: Any, **given: Any) -> torch.Tensor:
         """Two tokens for each row, drawn at the temperature, or the most probable ones."""
         made = []
-        for ids, mask in zip(input_ids, attention_mask.bool(), strict=True):
+        for ids in input_ids:
             for _ in range(given["max_new_tokens"]):
-                logits = self.distribution(ids[-len(mask) :] if len(ids) == len(mask) else ids)
+                logits = self.distribution(ids)
                 if given["do_sample"]:
                     token = torch.multinomial((logits / given["temperature"]).softmax(-1), 1)
                 else:
@@ -174,11 +174,8 @@ def test_a_teacher_with_a_fault_is_named_and_not_chosen(
 
 
 def test_of_several_good_teachers_the_nearest_one_is_chosen() -> None:
-    policy, far, near = (
-        Measured("", "", 0.1, 0.2),
-        measured("far", sampled=0.9),
-        measured("near", forward_kl=0.1),
-    )
+    policy = Measured("", "", 0.1, 0.2)
+    far, near = measured("far", sampled=0.9), measured("near", forward_kl=0.1)
     assert advice([policy, far, near]).best == advice([policy, near, far]).best == near
 
 
