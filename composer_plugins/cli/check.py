@@ -1,25 +1,21 @@
 """`composer-plugins check`: every law that a loss of the catalogue obeys, on any loss."""
 
 import json
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
-from composer_plugins.cli.completion import KindOption, complete_convention, complete_loss
+from composer_plugins.cli.completion import KindOption, complete_loss
 from composer_plugins.cli.console import answer, foreign_code, page
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.registry import OURS
 
 if TYPE_CHECKING:
-    from composer_plugins.losses.row import Kind
     from composer_plugins.testing.report import Report
 
 CALLED = ", ".join([*(one.name for one in OURS if one.convention), "torch"])
-MANY = 4  # laws that do not apply for one reason: only the first is named
 STYLES = {"failed": "red", "unsafe": "yellow", "untraceable": "yellow"}
 STYLES |= {"not applicable": "dim", "passed": "green"}
 
@@ -43,7 +39,6 @@ def check(
             "--as",
             help=f"Call the function as this framework does, unchanged: {CALLED}. A name is then one of the "
             "framework's own losses.",
-            autocompletion=complete_convention,
         ),
     ] = None,
     version: Annotated[
@@ -84,8 +79,9 @@ def check(
     if as_json:
         answer(json.dumps([report.as_data() for report in reports], indent=2))
     else:
-        for report in reports:
-            print_report(page(), report, verbose)
+        console = page()
+        for text, style in (line for report in reports for line in report.lines(verbose)):
+            console.print(Text(text, style=STYLES.get(style, style)), soft_wrap=True)
     if not all(report.passed if strict else report.sound for report in reports):
         raise typer.Exit(1)
 
@@ -101,14 +97,14 @@ def _reports(
     if convention is not None:
         from composer_plugins.testing.conventions import check_as
 
-        _require_laws_for(["policy"], only)
         for name in names:
             yield check_as(name, convention, only, **own)
     else:
-        from composer_plugins.testing.checking import check_row, find_row
+        from composer_plugins.testing.checking import check_row, find_row, laws_of
 
         rows = [find_row(name, kind, own["options"]) for name in names]
-        _require_laws_for([row.kind for row in rows], only)
+        for row in rows:
+            laws_of(row, only)  # an error before the first law is run
         for row in rows:
             yield check_row(row, only)
 
@@ -124,44 +120,6 @@ def options_of(given: list[str]) -> dict[str, Any]:
             raise ConfigError("--option", f"{one!r} sets nothing", "write --option name=value")
         found[name] = parsed(text, f"--option {name}", of_yaml)
     return found
-
-
-def _require_laws_for(kinds: "Sequence[Kind]", only: list[str]) -> None:
-    """Raise ConfigError for a kind that no law is about, and for a law that is about none of the kinds."""
-    from composer_plugins.testing.laws import LAWS
-
-    remedy = "composer-plugins check --laws says which kinds each law is for"
-    for name in only:
-        if name in LAWS and not {*LAWS[name].kinds}.intersection(kinds):
-            problem = f"the law {name} is for losses of the kinds {', '.join(LAWS[name].kinds)}"
-            raise ConfigError("--only", f"{problem}, and not for {' or '.join(dict.fromkeys(kinds))}", remedy)
-    for kind in kinds:
-        if not any(kind in law.kinds for law in LAWS.values()):
-            raise ConfigError("check", f"no law is for losses of the kind {kind}", remedy)
-
-
-def print_report(console: Console, report: "Report", verbose: bool) -> None:
-    """Print the findings and what does not apply, and with `verbose` what holds."""
-    from composer_plugins.testing.report import FINDINGS
-
-    console.print(Text(f"{report.subject}: {report.counts}", style="bold"), soft_wrap=True)
-    inapplicable = report.having("not applicable")
-    reasons = [outcome.detail for outcome in inapplicable]
-    inapplicable.sort(key=lambda outcome: reasons.index(outcome.detail))  # a reason is printed once
-    shown = [*report.findings, *inapplicable, *(report.having("passed") if verbose else ())]
-    for _, same in groupby(shown, key=lambda one: one[1:] if one.status == "not applicable" else one):
-        alike = list(same)
-        first, *others = (outcome.check for outcome in alike)
-        names = [first, *others] if verbose or len(others) < MANY else [f"{first} and {len(others)} more"]
-        status, detail, cause = alike[0][1:]
-        for name in names:
-            console.print(Text(f"  {status}: {name}", style=STYLES[status]), soft_wrap=True)
-        for text in (detail, cause):
-            for line in text.splitlines():
-                console.print(Text(f"    {line}"), soft_wrap=True)
-    for finding, meaning in FINDINGS.items():
-        if finding != "failed" and report.having(finding):
-            console.print(Text(f"  {finding}: {meaning}", style="dim"), soft_wrap=True)
 
 
 def _print_laws(as_json: bool) -> None:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from composer_plugins.cli.completion import complete_compared, complete_loss
+from composer_plugins.cli.completion import complete_loss
 from composer_plugins.cli.console import answer, foreign_code, page, table
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.frameworks.registry import OURS
@@ -27,7 +27,6 @@ def conform(
         typer.Argument(
             help=f"Only these: {', '.join(one.name for one in OURS if one.claims)}. "
             "By default each that is here.",
-            autocompletion=complete_compared,
         ),
     ] = None,
     source: Annotated[

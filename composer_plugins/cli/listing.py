@@ -9,12 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from composer_plugins.cli.completion import (
-    complete_framework,
-    complete_input,
-    complete_kind,
-    complete_upstream,
-)
+from composer_plugins.cli.completion import complete_kind
 from composer_plugins.cli.console import answer, complain, foreign_code, installed, page, table
 from composer_plugins.errors import ConfigError, did_you_mean, near, spelling, unknown
 from composer_plugins.frameworks.registry import other_names, running
@@ -49,24 +44,14 @@ def list_losses(
         ),
     ] = None,
     needs: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Only losses with all these inputs: ref_logprobs ...", autocompletion=complete_input
-        ),
+        list[str] | None, typer.Option(help="Only losses with all these inputs: ref_logprobs ...")
     ] = None,
     framework: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Only losses that the adapters of all these frameworks can run: trl ...",
-            autocompletion=complete_framework,
-        ),
+        typer.Option(help="Only losses that the adapters of all these frameworks can run: trl ..."),
     ] = None,
     dialects_of: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Only the dialects of these upstreams: trl, verl, verl<0.7.1 ...",
-            autocompletion=complete_upstream,
-        ),
+        list[str] | None, typer.Option(help="Only the dialects of these upstreams: trl, verl, verl<0.7.1 ...")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, with every parameter.")] = False,
 ) -> None:

@@ -116,9 +116,7 @@ def wrong_result(loss: Loss) -> str | None:
     """What is wrong with what a kernel returns; None if nothing is, or if it cannot be called here."""
     try:
         run(of_row(loss, loss.name))
-    except ConfigError as error:
-        return fault(loss, error)
-    except SystemExit as error:  # it would end every `list`
+    except (ConfigError, SystemExit) as error:  # an exit would end every `list`
         return fault(loss, error)
     except Exception:  # it may need a GPU, or an input that has no example: `explain` and `check` say so
         return None

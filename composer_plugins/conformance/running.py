@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from composer_plugins.conformance.claims import GRADIENT, VALUE, Absent, Claim, Error, Place
 from composer_plugins.errors import in_a_line
-from composer_plugins.testing.draws import Refused, Seeded
+from composer_plugins.testing.draws import Draw, Refused
 
 Status = Literal[
     "equal", "differs", "could not be run", "not in the catalogue", "not in this version", "not compared"
@@ -79,7 +79,7 @@ def compared(claim: Claim, cases: int) -> Row:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of options drawn at random, ours and the upstream's
-                found = [(x.what, x.error) for x in claim.compare(Seeded(seed))]
+                found = [(x.what, x.error) for x in claim.compare(Draw(seed))]
         except Refused:
             continue
         except (Exception, SystemExit) as error:  # whatever the upstream's own code raises

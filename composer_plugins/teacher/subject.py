@@ -4,12 +4,14 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from composer_plugins.columns import HINT, Completion, Prompt, Row, hint_of, prompt_of, template_messages
 from composer_plugins.errors import ConfigError, DataError, in_a_line
@@ -76,8 +78,7 @@ class Subject:
         """The token ids of a completion of each prompt, with the token that ends it."""
         made = list[TokenIds]()
         for batch in batches(prompts, self.batch_size):
-            width = max(map(len, batch))
-            ids, mask = self._padded(batch, width, on_the_left=True)
+            ids, mask = self._padded(batch, "left")
             choosing = {"temperature": self.temperature, "top_k": 0, "top_p": 1.0} if sampled else {}
             ends = self._ends()
             with torch.no_grad():
@@ -90,16 +91,15 @@ class Subject:
                     eos_token_id=ends,
                     **choosing,
                 )
-            for completion in whole[:, width:].tolist():
+            for completion in whole[:, ids.shape[1] :].tolist():
                 end = next((i for i, token in enumerate(completion, start=1) if token in ends), None)
                 made.append(completion[:end])
         return made
 
     def logits(self, prompts: Sequence[TokenIds], completions: Sequence[TokenIds]) -> tuple[Tensor, Tensor]:
         """The logits [rows, tokens, vocab] that predict the completions' tokens, and the mask of these."""
-        width, length = max(map(len, prompts)), max(map(len, completions))
-        before, seen = self._padded(prompts, width, on_the_left=True)
-        after, mask = self._padded(completions, length, on_the_left=False)
+        before, seen = self._padded(prompts, "left")
+        after, mask = self._padded(completions, "right")
         attention = torch.cat([seen, mask], 1)
         positions = (attention.cumsum(-1) - 1).clamp(min=0)
         with torch.no_grad():
@@ -109,7 +109,7 @@ class Subject:
                 position_ids=positions,
                 use_cache=False,
             ).logits
-        return found[:, width - 1 : -1], mask.bool()
+        return found[:, before.shape[1] - 1 : -1], mask.bool()
 
     def texts(self, completions: Iterable[TokenIds]) -> list[str]:
         """The completions as text, without special tokens."""
@@ -128,18 +128,11 @@ class Subject:
             raise DataError("reward", problem, "return one for each")
         return [math.nan if one is None else float(one) for one in found]
 
-    def _padded(self, rows: Sequence[TokenIds], width: int, *, on_the_left: bool) -> tuple[Tensor, Tensor]:
-        """Token ids [rows, width] and where they are not padding."""
-        padding = [[self._padding()] * (width - len(row)) for row in rows]
-        both = zip(padding, rows, strict=True)
-        ids = [more + row if on_the_left else row + more for more, row in both]
-        zeros = [[0] * len(one) for one in padding]
-        marks = [
-            zero + [1] * len(row) if on_the_left else [1] * len(row) + zero
-            for zero, row in zip(zeros, rows, strict=True)
-        ]
-        device = self.model.device
-        return torch.tensor(ids, device=device), torch.tensor(marks, device=device)
+    def _padded(self, rows: Sequence[TokenIds], side: str) -> tuple[Tensor, Tensor]:
+        """Token ids [rows, width], padded on the "left" or the "right", and where they are not padding."""
+        ids = [torch.tensor(row, dtype=torch.long, device=self.model.device) for row in rows]
+        pad = partial(pad_sequence, batch_first=True, padding_side=side)
+        return pad(ids, padding_value=self._padding()), pad([torch.ones_like(row) for row in ids])
 
     def _padding(self) -> int:
         own = self.tokenizer.pad_token_id

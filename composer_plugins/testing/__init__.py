@@ -5,9 +5,8 @@ is imported by its module: `from composer_plugins.testing.assertions import asse
 
 - `laws`: the laws themselves, each a function of one way to call a loss
 - `assertions`: comparing two results within a tolerance that follows from the dtype and the number of terms
-- `settings`: every way to call a loss of the catalogue
+- `settings`: every way to call a loss of the catalogue, with its values and gradients
 - `inputs`: random inputs for a loss, by the names in its row
-- `gradients`: values and gradients of a loss
 - `report`: what a set of checks found
 - `strategies`: Hypothesis strategies for the same kinds of tensors (install `composer-plugins[test]`)
 """

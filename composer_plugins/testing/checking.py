@@ -67,7 +67,8 @@ def _pytest_check(law: Law, row: Loss) -> None:
         import pytest
 
         pytest.skip(outcome.detail)
-    Report(row.name, (outcome,)).raise_if_failed()
+    report = Report(row.name, (outcome,))
+    assert report.passed, str(report)
 
 
 def find_row(loss: Named, kind: str | None = None, options: Mapping[str, Any] | None = None) -> Loss:
@@ -159,13 +160,15 @@ def with_options(
 
 
 def laws_of(row: Loss, only: Iterable[str] = ()) -> list[Law]:
-    """The laws of the kind of a row, or those of them that are named."""
+    """The laws of the kind of a row, or those of them that are named; ConfigError if there is none."""
     only = (only,) if isinstance(only, str) else tuple(only)
     require_known(only, LAWS)
     chosen = [law for law in laws_for(row.kind).values() if not only or law.name in only]
-    if only and not chosen:
-        problem = f"no law of {', '.join(only)} is for losses of the kind {row.kind}"
-        raise ConfigError("only", problem, "composer-plugins check --laws says which kinds each law is for")
+    if not chosen:
+        laws = f"no law of {', '.join(only)}" if only else "no law"
+        remedy = "composer-plugins check --laws says which kinds each law is for"
+        key, problem = "only" if only else "check", f"{laws} is for losses of the kind {row.kind}"
+        raise ConfigError(key, problem, remedy)
     return chosen
 
 

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,21 +14,8 @@ class Refused(Exception):
     """A case that a comparison cannot use: draw another one."""
 
 
-class Draw(Protocol):
-    """What a case is drawn from."""
-
-    def choose(self, values: Sequence[T], label: str = "") -> T:
-        """One of these values."""
-
-    def integer(self, low: int, high: int, label: str = "") -> int:
-        """An integer from `low` to `high`, both included."""
-
-    def number(self, low: float, high: float, label: str = "") -> float:
-        """A number between `low` and `high`."""
-
-
-class Seeded:
-    """Draws that follow from a seed."""
+class Draw:
+    """What a case is drawn from: random numbers that follow from a seed."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

@@ -75,28 +75,18 @@ NONE: Mapping[str, Any] = {}
 
 
 def law(
-    *kinds: str,
-    cause: str,
-    thorough: bool = True,
-    excuse: Excuse = lambda loss: "",
-    own: Mapping[str, Own] = NONE,
-    no_function: str = "",
-    frameworks: tuple[str, ...] = (),
-    first: bool = False,
-    finding: Finding = "failed",
-    causes: Mapping[str, str] = NONE,
+    *kinds: str, cause: str, own: Mapping[str, Own] = NONE, no_function: str = "", **fields: Any
 ) -> Callable[[Check], Check]:
     """Register a function of a subject as a law of these kinds; its first line is the summary.
 
     `own` has further subjects, with what is different about them. `no_function` is the reason why a law of
-    policy losses is not run on a function.
+    policy losses is not run on a function. `fields` are further fields of `Law`.
     """
 
     def register(check: Check) -> Check:
         summary = (check.__doc__ or "").partition("\n")[0]
         of_kernels = tuple(kind for kind in kinds if kind in KINDS)
-        data = (cause, check, thorough, excuse, frameworks, first, finding, causes)
-        base = Law(check.__name__, summary, of_kernels, *data)
+        base = Law(check.__name__, summary, of_kernels, cause, check, **fields)
         if of_kernels:
             EVERY_LAW.append(base)
         for kind, one in ({kind: Own() for kind in kinds if kind not in KINDS} | {**own}).items():
@@ -114,11 +104,6 @@ def laws_for(kind: str, framework: str = "") -> dict[str, Law]:
     of_kind = [one for one in EVERY_LAW if kind in one.kinds]
     chosen = [one for one in of_kind if not framework or framework in (one.frameworks or (framework,))]
     return {one.name: one for one in sorted(chosen, key=lambda one: not one.first)}
-
-
-def laws_of_kernels() -> dict[str, Law]:
-    """The laws of kernels by name."""
-    return {one.name: one for one in EVERY_LAW if {*one.kinds} & KINDS.keys()}
 
 
 def of_the_batch(loss: Loss) -> str:

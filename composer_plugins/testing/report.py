@@ -1,8 +1,11 @@
 """What a set of checks found: `Report`, which `check` prints and `check_loss` returns."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal, NamedTuple
+
+MANY = 4  # laws that do not apply for one reason; of more, only the first is named
 
 Finding = Literal["failed", "unsafe", "untraceable"]
 Status = Literal["passed", "failed", "unsafe", "untraceable", "not applicable"]
@@ -50,20 +53,24 @@ class Report:
         """Whether the numbers are right with ordinary inputs."""
         return not self.having("failed")
 
-    def raise_if_failed(self) -> None:
-        """Raise AssertionError with every law that does not hold."""
-        __tracebackhide__ = True
-        if not self.passed:
-            raise AssertionError("\n".join(self.lines(only=tuple(FINDINGS))))
-
-    def lines(self, only: Iterable[Status] = (*FINDINGS, "not applicable", "passed")) -> list[str]:
-        """The report as plain text: the findings first, and the number of each status."""
-        lines = [f"{self.subject}: {self.counts}"]
-        for status in only:
-            for outcome in self.having(status):
-                lines.append(f"  {status}: {outcome.check}")
-                lines += [f"    {line}" for text in outcome[2:] for line in text.splitlines()]
-        return lines
+    def lines(self, verbose: bool = False) -> Iterator[tuple[str, str]]:
+        """Each line of the report with its status or style; with `verbose` the laws that hold, too."""
+        yield f"{self.subject}: {self.counts}", "bold"
+        inapplicable = self.having("not applicable")
+        reasons = [outcome.detail for outcome in inapplicable]
+        inapplicable.sort(key=lambda outcome: reasons.index(outcome.detail))  # a reason is said once
+        shown = [*self.findings, *inapplicable, *(self.having("passed") if verbose else ())]
+        for _, same in groupby(shown, key=lambda one: one[1:] if one.status == "not applicable" else one):
+            alike = [*same]
+            names = [outcome.check for outcome in alike]
+            if len(names) > MANY and not verbose:
+                names = [f"{names[0]} and {len(names) - 1} more"]
+            status, detail, cause = alike[0][1:]
+            yield from ((f"  {status}: {name}", status) for name in names)
+            yield from ((f"    {line}", "") for text in (detail, cause) for line in text.splitlines())
+        for finding, meaning in FINDINGS.items():
+            if finding != "failed" and self.having(finding):
+                yield f"  {finding}: {meaning}", "dim"
 
     @property
     def counts(self) -> str:
@@ -74,7 +81,7 @@ class Report:
         return ", ".join(f"{n} {status}" for status, n in counted.items() if n or status in always)
 
     def __str__(self) -> str:
-        return "\n".join(self.lines())
+        return "\n".join(line for line, _ in self.lines())
 
     def as_data(self) -> dict[str, Any]:
         """The report for JSON."""

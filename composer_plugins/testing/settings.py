@@ -103,10 +103,6 @@ class Setting:
             yield replace(self, choice=choice, label=f"{self.label}({name}={value!r})").within(VOCABULARY)
 
     def __call__(self, batch: Mapping[str, Any]) -> Any:
-        """Call the loss unchecked."""
-        return self.call(batch)
-
-    def call(self, batch: Mapping[str, Any]) -> Any:
         """Call the kernel unchecked; a seed stands for a new generator: two calls draw the same numbers."""
         seeds = {name: batch[name] for name in batch if name == GENERATOR}
         generators = {name: torch.Generator().manual_seed(seed) for name, seed in seeds.items()}
@@ -208,7 +204,7 @@ class Setting:
         """The inputs that a call writes to."""
         given = {name: x.clone() if isinstance(x, Tensor) else x for name, x in batch.items()}
         before = versions(given)
-        self.call(given)
+        self(given)
         now = versions(given)
         return [n for n in before if now[n] != before[n] or not torch.equal(given[n], batch[n])]
 

@@ -16,26 +16,23 @@ seeds = st.integers(0, 2**32 - 1)
 betas = st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0])  # 0.5 alone cannot see a swapped mixture
 
 
-class ByHypothesis:
-    """A `draws.Draw` of a Hypothesis test, which shrinks a case that fails."""
+class ByHypothesis(draws.Draw):
+    """What Hypothesis draws a case from, so that it shrinks one that fails."""
 
-    def __init__(self, draw: Callable[..., Any]) -> None:
+    def __init__(self, draw: st.DrawFn) -> None:
         self.draw = draw
 
     def choose(self, values: Sequence[T], label: str = "") -> T:
         """One of these values."""
-        chosen: T = self.draw(st.sampled_from(values), label=label)
-        return chosen
+        return self.draw(st.sampled_from(values), label=label)
 
     def integer(self, low: int, high: int, label: str = "") -> int:
         """An integer from `low` to `high`, both included."""
-        drawn: int = self.draw(st.integers(low, high), label=label)
-        return drawn
+        return self.draw(st.integers(low, high), label=label)
 
     def number(self, low: float, high: float, label: str = "") -> float:
         """A number between `low` and `high`."""
-        drawn: float = self.draw(st.floats(low, high), label=label)
-        return drawn
+        return self.draw(st.floats(low, high), label=label)
 
 
 @st.composite

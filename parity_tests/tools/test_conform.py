@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from composer_plugins.conformance import suites
 from composer_plugins.conformance.claims import GRADIENT, Absent, Claim, Compared, Place
@@ -205,17 +203,6 @@ def test_what_a_framework_prints_is_not_on_stdout(conform: Callable[..., Any]) -
     assert json.loads(done.stdout) and "printed" in done.stderr
 
 
-@pytest.mark.parametrize("columns", (80, 120))
-def test_a_table_of_any_width_has_every_word(columns: int, conform: Callable[..., Any]) -> None:
-    name = "server_distillation_trainer full_logits, per token"
-    note = "a note of more words than fit beside it"
-    made = Claim("policy", "grpo@new", name, Place("r", {"name": name}), off_by(0.0), note)
-    done = conform(a=suite(made), columns=columns).stdout
-    assert max(map(len, done.splitlines())) <= columns and "…" not in done
-    letters = Counter("".join(done.split()))
-    assert letters >= Counter("".join((name + note).split())) and "equal" in done
-
-
 def test_an_error_is_relative_to_the_largest_term_and_so_is_what_rounding_explains() -> None:
     found = Compared(ONE + 1e-9, ONE, terms=3, magnitude=100.0).error
     assert found == pytest.approx((1e-11, tolerance(torch.float64, 3, 1.0)), rel=1e-6)
@@ -223,22 +210,12 @@ def test_an_error_is_relative_to_the_largest_term_and_so_is_what_rounding_explai
     assert scaled == pytest.approx((5e-10, tolerance(torch.float64, 3, 50.0)), rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "wrong"),
-    [
-        (ONE * torch.nan, ONE * torch.nan, False),
-        (ONE * torch.inf, ONE * torch.inf, False),
-        (ONE * torch.nan, ONE, True),
-        (ONE, ONE * torch.nan, True),
-        (ONE * torch.inf, ONE * -torch.inf, True),
-        (ONE * torch.inf, ONE, True),
-        (ONE, ONE[:2], True),
-    ],
-)
-def test_nan_is_equal_to_nan_alone_and_a_shape_to_itself(ours: Tensor, theirs: Tensor, wrong: bool) -> None:
-    compared = Compared(ours, theirs, 3)
-    assert (compared.error.found > compared.error.allowed) is wrong
-    assert not wrong or pytest.raises(AssertionError, compared.check)
+def test_nan_is_equal_to_nan_alone_and_a_shape_to_itself() -> None:
+    nan, infinite = ONE * torch.nan, ONE * torch.inf
+    for same in (nan, infinite):
+        assert Compared(same, same, 3).error.found == 0
+    for ours, theirs in ((nan, ONE), (ONE, nan), (infinite, -infinite), (infinite, ONE), (ONE, ONE[:2])):
+        assert Compared(ours, theirs, 3).error.found == torch.inf
 
 
 def test_a_checkout_has_the_version_of_its_tag_and_else_says_that_it_has_none(tmp_path: Path) -> None:

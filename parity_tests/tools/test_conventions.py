@@ -410,13 +410,9 @@ PLANTED: dict[str, list[tuple[Loss, str, str]]] = {
         (verl(wrong_inputs(lambda p, q, a, m: (p, q, a + 1e6 - 1e6, m))), PRECISION, "the loss is"),
     ],
     "prime-rl": [
-        (prime_rl(WITH["drops_tokens_after_the_eighth"]), GRADIENT, "unmasked tokens"),
         (prime_rl(reduce=Tensor.mean), CUT, "micro-batches of 4 rows"),
-        (prime_rl(reduce=Tensor.mean), PADDING, "with 3 more columns"),
         (prime_rl(centred), MASKED, "masked tokens of advantages"),
         (prime_rl(WITH["multiplies_with_the_mask"]), NAN_MASKED, "masked tokens of inference_logprobs"),
-        (prime_rl(WITH["scales_its_advantages_in_place"]), WRITTEN, "writes to advantages"),
-        (prime_rl(WITH["lets_the_ratio_overflow"]), FAR, "90 nats"),
         (prime_rl(result=lambda loss, _: loss), FIRST, "returned Tensor, and not LossOutputs"),
         (prime_rl(result=lambda loss, _: SimpleNamespace(loss=loss, metrics={"kl": 0.1})), FIRST,
          "the metric 'kl' is float, and not a tensor of floating point"),
@@ -425,8 +421,6 @@ PLANTED: dict[str, list[tuple[Loss, str, str]]] = {
         (skyrl(of_rows(6)), GRADIENT, "in rows 6, 7, 8, at tokens"),
         (skyrl(reduce=lambda loss, mask: loss.mean()), CUT, "micro-batches of 4 rows"),
         (skyrl(reduce=lambda loss, mask: loss.sum() / mask.sum()), EMPTY, "the loss is nan"),
-        (skyrl(WITH["multiplies_with_the_mask"]), NAN_MASKED, "masked tokens of log_probs"),
-        (skyrl(WITH["has_the_wrong_sign"]), SIGN, "and with its negative by"),
         (skyrl(with_kl), DIVIDED, "in a batch of twice the size, the loss is"),
         (skyrl_of_an_old_release, FIRST, "unexpected keyword argument 'rollout_logprobs'"),
         (lambda p, q, a, config, **_: config.eps_clip_hihg, FIRST,
@@ -457,7 +451,6 @@ PLANTED: dict[str, list[tuple[Loss, str, str]]] = {
         (tinker(reduce=lambda losses: torch.cat(losses).mean()), CUT, "micro-batches of 4 rows"),
         (tinker(unmasked), MASKED, "not 0 where masked"),
         (tinker(detached), GRADIENT, "no gradient reaches"),
-        (tinker(WITH["drops_tokens_at_random"]), TWICE, "in a second call with the same inputs, the loss is"),
     ],
     "torch": [
         (with_mean(lambda loss, mask: loss.mean()), PADDING, "with 3 more columns"),
@@ -469,7 +462,6 @@ PLANTED: dict[str, list[tuple[Loss, str, str]]] = {
         (dead_parameter_of_a_sum, OPTION, "'beta': [0.1, "),
         (functional_with(mean=lambda *given: ppo(*given).loss.mean()), REDUCTIONS, "reduction='mean'"),
         (functional_with(sum=lambda *given: 2 * ppo(*given).loss.sum()), REDUCTIONS, "reduction='sum'"),
-        (functional_with(sum=lambda *given: ppo(*given).loss.sum()[None]), REDUCTIONS, "reduction='sum'"),
         (lambda logprobs, advantages, mask: torch.tensor(3), FIRST, "is of torch.int64, and not of a float"),
         (lambda logprobs, advantages, mask: ppo(logprobs, logprobs.detach(), advantages, mask).loss.sum(-1),
          FIRST, "the shape [4], and not one number"),
@@ -651,22 +643,21 @@ def loss(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, confi
 """
 LOSS_INPUTS = """
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 import torch
-class Out(NamedTuple):
-    loss: torch.Tensor
-    metrics: dict
+def summed(inputs, reward):
+    return SimpleNamespace(loss=-torch.where(inputs.loss_mask, reward, 0.0).sum(), metrics={})
 def teacher(inputs, weight=0.1):
-    t = inputs.ref_logprobs
-    a = inputs.advantages
+    a, t = inputs.advantages, inputs.ref_logprobs
     if t is not None:
         a = a + weight * (t - inputs.trainer_logprobs).detach()
-    return Out(-torch.where(inputs.loss_mask, a * inputs.trainer_logprobs, 0.0).sum(), {})
+    return summed(inputs, a * inputs.trainer_logprobs)
 def distilled(inputs):
-    signal = (inputs.ref_logprobs - inputs.trainer_logprobs).detach()
     away = inputs.trainer_logprobs - inputs.inference_logprobs
     clipped = torch.where(inputs.advantages > 0, away > 0.2, away < -0.2)
-    return Out(-torch.where(inputs.loss_mask & ~clipped, signal * away.exp(), 0.0).sum(), {})
+    signal = (inputs.ref_logprobs - inputs.trainer_logprobs).detach()
+    return summed(inputs, torch.where(clipped, 0.0, signal * away.exp()))
 @dataclass
 class LossInputs:
     trainer_logprobs: torch.Tensor
@@ -677,7 +668,7 @@ class LossInputs:
 def replaced(inputs: LossInputs):
     assert isinstance(inputs, LossInputs) and inputs.mine is None
     inputs = replace(inputs, advantages=inputs.advantages * 2)
-    return Out(-torch.where(inputs.loss_mask, inputs.advantages * inputs.trainer_logprobs, 0.0).sum(), {})
+    return summed(inputs, inputs.advantages * inputs.trainer_logprobs)
 """
 OF_SKYRL = """
 import torch
@@ -704,6 +695,7 @@ def summed(logprobs, old_logprobs, advantages, mask, *, c_clip: "float | None" =
 # The function, its framework with options, the exit status, and what is said.
 IN_THE_WILD = f"""
 four_modes.py:loss | verl --version 0.9.1 | 0 | token-sum'): KeyError: 'token-sum'
+four_modes.py:loss | verl --only it_runs_on_tensors_without_numbers | 0 | the framework does not compile it
 four_modes.py:loss | verl --version 0.8.0 | 0 | as verl 0.8.0 calls it): 19 passed, 0 failed
 four_modes.py:loss | verl --option policy_loss.region=0.3 | 0 | 0 failed
 four_modes.py:loss | verl --option policy_loss.regoin=0.3 | 2 | did you mean 'region'?

@@ -194,7 +194,6 @@ infinite = named(BOTH, lambda c, r: PairLoss((r - c) * math.inf, {}))
 no_advantages = of_groups(lambda r, ids: r / (0 * r))
 with_entropies = named("logprobs advantages mask entropies", lambda p, a, m, e: TokenLoss(-a * p - e, {}))
 with_group_ids = named("logprobs advantages mask group_ids", lambda p, a, m, ids: TokenLoss(-a * p * ids, {}))
-with_scores = named("chosen rejected scores", lambda c, r, scores: PairLoss(r - c - scores, {}))
 
 
 def weighed(logprobs: Any, advantages: Any, mask: Any, *, weight: float) -> Any:
@@ -215,7 +214,6 @@ def weighed(logprobs: Any, advantages: Any, mask: Any, *, weight: float) -> Any:
         ("too_large", ": 'loss of the token' is -2e+305 where 'ratio π / π_old' is 0.02 (panel 'A = +1"),
         ("no_advantages", ": 'advantage' is inf where 'reward of each rollout of the prompt' is 1 (panel 'o"),
         ("with_group_ids", " needs group_ids, which the picture of a policy loss does not have; "),
-        ("with_scores", " needs chosen and rejected, which the picture of a preference loss does not"),
     ],
 )
 def test_a_loss_that_cannot_be_drawn_is_an_error_that_says_why(function: str, problem: str) -> None:

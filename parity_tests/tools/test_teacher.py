@@ -42,12 +42,12 @@ class Model:
             rows.append(torch.stack([self.distribution(ids[:end][mask[:end]]) for end in ends]))
         return SimpleNamespace(logits=torch.stack(rows))
 
-    def generate(self, input_ids: Any, attention_mask: Any, **given: Any) -> torch.Tensor:
+    def generate(self, input_ids: Any, **given: Any) -> torch.Tensor:
         """Two tokens for each row, drawn at the temperature, or the most probable ones."""
         made = []
-        for ids, mask in zip(input_ids, attention_mask.bool(), strict=True):
+        for ids in input_ids:
             for _ in range(given["max_new_tokens"]):
-                logits = self.distribution(ids[-len(mask) :] if len(ids) == len(mask) else ids)
+                logits = self.distribution(ids)
                 if given["do_sample"]:
                     token = torch.multinomial((logits / given["temperature"]).softmax(-1), 1)
                 else:
@@ -120,14 +120,10 @@ def test_divergences_and_order_are_those_of_plain_loops() -> None:
     assert teacher.gain == pytest.approx(teacher.sampled - policy.sampled) and teacher.gain_error > 0
 
 
-@pytest.mark.parametrize(
-    ("template", "shown", "leaks"),
-    [("{privileged_context} {prompt}", 1.0, 0.0), ("{prompt}", 0.0, 0.0)],
-)
-def test_a_hint_that_the_template_leaves_out_is_seen(template: str, shown: float, leaks: float) -> None:
-    _, teacher = measure(subject(ROWS), {"one": template})
-    assert (teacher.shown, teacher.leaks) == (shown, leaks)
-    assert (teacher.forward_kl > 0) == bool(shown)
+def test_a_hint_that_the_template_leaves_out_is_seen() -> None:
+    _, whole, none = measure(subject(ROWS), {"whole": "{privileged_context} {prompt}", "none": "{prompt}"})
+    assert (whole.shown, whole.leaks) == (1, 0) and whole.forward_kl > 0
+    assert (none.shown, none.leaks) == (0, 0) and none.forward_kl == 0
 
 
 def test_a_completion_with_the_wording_of_the_hints_is_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,11 +174,8 @@ def test_a_teacher_with_a_fault_is_named_and_not_chosen(
 
 
 def test_of_several_good_teachers_the_nearest_one_is_chosen() -> None:
-    policy, far, near = (
-        Measured("", "", 0.1, 0.2),
-        measured("far", sampled=0.9),
-        measured("near", forward_kl=0.1),
-    )
+    policy = Measured("", "", 0.1, 0.2)
+    far, near = measured("far", sampled=0.9), measured("near", forward_kl=0.1)
     assert advice([policy, far, near]).best == advice([policy, near, far]).best == near
 
 

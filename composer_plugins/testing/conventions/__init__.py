@@ -124,12 +124,15 @@ def check_as(
     laws = laws_for(FUNCTION, convention.framework)
     require_known(only, laws_for(FUNCTION) | LAWS)
     for one in only:
-        if one not in laws and (others := laws_for(FUNCTION).get(one)):
-            problem = f"the law {one} is for --as {' and '.join(others.frameworks)} alone"
-            raise ConfigError("only", problem, "remove it: check --laws says which laws are run")
+        if one not in laws and one not in not_run:
+            others = laws_for(FUNCTION).get(one)
+            kinds = f"losses of the kind {' or '.join(LAWS[one].kinds)}" if one in LAWS else ""
+            where = f"--as {' and '.join(others.frameworks)} alone" if others else kinds
+            remedy = "remove it: check --laws says which laws are run"
+            raise ConfigError("only", f"the law {one} is for {where}", remedy)
     chosen = [law for law in laws.values() if law.name not in not_run and (not only or law.name in only)]
     found = run_laws(chosen, row, OneNumber)
-    if refused and chosen[0].first and found[0].status == "passed":
+    if refused and chosen and chosen[0].first and found[0].status == "passed":
         cause = "the function raises an error with what it does not know; the other laws are run without that"
         found[0] = Outcome(chosen[0].name, "unsafe", "\n".join(refused), cause)
     if OPTION_LAW in [one.name for one in chosen] and (inert := "\n".join(_inert(*bare, options, name))):

@@ -145,16 +145,13 @@ class OneNumber(Setting):
             found: Called = call_unchecked(self.choice, batch, counts=counts or counts_of(batch))
         return found
 
-    def call(self, batch: Mapping[str, Any]) -> Tensor:
+    def __call__(self, batch: Mapping[str, Any]) -> Tensor:
         """What the framework adds to its loss for these rows."""
         return self.called({**batch}).loss
 
     def result(self, batch: Mapping[str, Any], whole: Batch | None = None) -> Tensor:
         """What the framework adds to its loss for these rows, perhaps as some of a larger batch."""
         return self.part({**batch}, counts_of(whole or batch))
-
-    def __call__(self, batch: Mapping[str, Any]) -> Tensor:
-        return self.result(batch)
 
     def part(self, batch: Batch, counts: Counts, seed: int = 0) -> Tensor:
         """What the framework adds to its loss for these rows, with the counts of the whole batch."""

@@ -31,7 +31,6 @@ ALIASES = {
 }
 REDUCTION = "reduction"
 VALUES = (bool, int, float, str)  # defaults of a function's own parameters
-OF_ALL = {"sum": "the sum", "tokens": "the mean over tokens", "rows": "the mean over rows"}
 
 # The law that this convention has beside those of one number or of a loss per token.
 REDUCTIONS = (

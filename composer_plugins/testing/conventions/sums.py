@@ -99,30 +99,9 @@ SKYRL = Convention(
 )
 
 
-class TensorData:
+def tensor_data(x: Tensor) -> SimpleNamespace:
     """One entry of a datum's `loss_fn_inputs`, read as Tinker's TensorData is."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-    @property
-    def data(self) -> list[float]:
-        """The numbers as a list."""
-        return self.tolist()
-
-    @property
-    def shape(self) -> list[int]:
-        """The shape as a list."""
-        return list(self.tensor.shape)
-
-    def to_torch(self) -> Tensor:
-        """The tensor."""
-        return self.tensor
-
-    def tolist(self) -> list[float]:
-        """The numbers as a list."""
-        numbers: list[float] = self.tensor.tolist()
-        return numbers
+    return SimpleNamespace(data=x.tolist(), shape=[*x.shape], to_torch=lambda: x, tolist=x.tolist)
 
 
 def call_tinker(
@@ -143,7 +122,7 @@ def call_tinker(
             "mask": weights,
             "weights": weights,
         }
-        entries = {name: TensorData(x) for name, x in fields.items()}
+        entries = {name: tensor_data(x) for name, x in fields.items()}
         data.append(SimpleNamespace(model_input=None, loss_fn_inputs=entries))
     loss, problems = checked_pair(function(data, list(tensors["logprobs"])), is_number, "a number")
     return Called(loss, problems)

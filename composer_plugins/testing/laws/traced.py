@@ -23,6 +23,10 @@ DATA_DEPENDENT = (
 )
 
 
+# The values of parameters do not change what can be traced: `thorough` is off.
+of_tracing = partial(law, thorough=False, finding="untraceable")
+
+
 def positional(setting: Setting, batch: Batch) -> tuple[Callable[..., Any], list[Tensor]]:
     """The kernel as a function of its tensors alone: parameters are constants of a traced graph."""
     names = [name for name, x in batch.items() if isinstance(x, Tensor)]
@@ -59,12 +63,10 @@ def drawn(setting: Setting) -> Batch:
     return batch
 
 
-@law(
+@of_tracing(
     "policy",
     cause=f"{DATA_DEPENDENT}. For fx a branch on a dtype is one too, though not for torch.compile: "
     "kernels.masking.at_least_float32 has none",
-    thorough=False,
-    finding="untraceable",
     no_function="the framework does not trace it",
 )
 def torch_fx_traces_it(setting: Setting) -> None:
@@ -76,11 +78,9 @@ def torch_fx_traces_it(setting: Setting) -> None:
     require_same(graph(*half), kernel(*half), half)
 
 
-@law(
+@of_tracing(
     *EVERY,
     cause=DATA_DEPENDENT,
-    thorough=False,
-    finding="untraceable",
     no_function="the framework does not compile it",
 )
 def torch_compile_takes_it_in_one_graph(setting: Setting) -> None:
@@ -93,11 +93,9 @@ def torch_compile_takes_it_in_one_graph(setting: Setting) -> None:
         require_same(compiled(*inputs), kernel(*inputs), inputs)
 
 
-@law(
+@of_tracing(
     *EVERY,
     cause=DATA_DEPENDENT,
-    thorough=False,
-    finding="untraceable",
     no_function="the framework does not compile it",
 )
 def it_runs_on_tensors_without_numbers(setting: Setting) -> None:
