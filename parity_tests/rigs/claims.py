@@ -14,7 +14,7 @@ from composer_plugins.cli import app
 from composer_plugins.conformance.claims import VALUE, Claim
 from composer_plugins.frameworks.contract import Framework, Sets
 from composer_plugins.losses.row import Kind
-from composer_plugins.testing.draws import Refused, Seeded
+from composer_plugins.testing.draws import Draw, Refused
 from composer_plugins.testing.strategies import ByHypothesis
 
 
@@ -42,7 +42,7 @@ def could_fail(claim: Claim, what: str = VALUE) -> bool:
     """Whether a difference of a thousandth would be noticed in any of forty cases."""
     for seed in range(40):
         try:
-            found = [one for one in claim.compare(Seeded(seed)) if one.what == what]
+            found = [one for one in claim.compare(Draw(seed)) if one.what == what]
         except Refused:
             continue
         for one in found:

@@ -20,7 +20,7 @@ from composer_plugins.conformance.slime_claims import claims, upstream
 from composer_plugins.conformance.stubs import stub
 from composer_plugins.frameworks.contract import NamedLoss
 from composer_plugins.frameworks.slime import ESTIMATOR, ICEPOP, SLIME
-from composer_plugins.testing.draws import Seeded
+from composer_plugins.testing.draws import Draw
 
 PACKAGE = "miles.backends.training_utils"
 # The defaults of arguments that slime does not have.
@@ -66,7 +66,7 @@ def load(checkout: str) -> Any:
 
 def difference(loss: Any, named: NamedLoss, seed: int) -> float:
     """The largest difference of value and gradient of one micro-batch."""
-    draw, found = Seeded(seed), []
+    draw, found = Draw(seed), []
     options, (logits, batch) = claims.drawn_options(named, draw), claims.drawn_batch(draw)
     for which in (claims.ours(options), options):
         args = Arguments(**{**MORE, **vars(claims.arguments(**which))})

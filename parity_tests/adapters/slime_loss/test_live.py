@@ -15,7 +15,7 @@ from composer_plugins.conformance.running import CASES, compared
 from composer_plugins.conformance.slime_claims import claims, upstream
 from composer_plugins.conformance.stubs import source
 from composer_plugins.testing.assertions import assert_parity
-from composer_plugins.testing.draws import Seeded
+from composer_plugins.testing.draws import Draw
 from parity_tests.rigs.checkouts import checkout, with_checkout
 from parity_tests.rigs.paths import ROOT
 from parity_tests.rigs.programs import python
@@ -69,7 +69,7 @@ def on_ranks(case: dict[str, Any], folder: Path, ranks: int) -> list[Tensor]:
 def test_context_parallelism_leaves_value_and_gradient(options: dict[str, Any], tmp_path: Path) -> None:
     """As slime's own tests/test_loss_cp_invariance.py: two gloo ranks with two chunks of each response."""
     assert LOADED is not None
-    logits, batch = claims.drawn_batch(Seeded(3))
+    logits, batch = claims.drawn_batch(Draw(3))
     batch |= {name: x.detach() for name, x in batch.items() if isinstance(x, Tensor)}
     batch = {k: [one.clone() if isinstance(one, Tensor) else one for one in x] for k, x in batch.items()}
     case = {"options": options | claims.OURS, "batch": batch, "logits": logits.detach(), "size": 4}
