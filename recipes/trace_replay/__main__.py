@@ -1,5 +1,10 @@
 """The command line: `python -m composer_plugins.recipes.trace_replay --help`."""
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from composer_plugins.recipes.shared import run_command
 from composer_plugins.recipes.trace_replay.commands import app
 
@@ -7,6 +12,17 @@ from composer_plugins.recipes.trace_replay.commands import app
 def main() -> None:
     """Run the command line; an error of ours is one line on stderr and status 2."""
     run_command(app)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="An empty folder for what the demo makes.")] = Path("replay_demo"),
+    steps: Annotated[int, typer.Option(min=2, help="Optimizer steps of the training.")] = 10,
+) -> None:
+    """Recorded session -> states -> three scripted teachers over HTTP -> pairs -> TRL training."""
+    from composer_plugins.recipes.trace_replay.demo import run_demo
+
+    run_demo(out, steps)
 
 
 if __name__ == "__main__":

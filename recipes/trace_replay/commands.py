@@ -1,4 +1,4 @@
-"""The command line: states, replay, pairs and demo. Every step leaves a file that a person can read."""
+"""The commands states, replay and pairs. Every step leaves a file that a person can read."""
 
 import asyncio
 import json
@@ -198,17 +198,6 @@ def make_pairs(
     if not found:
         console.print(f"no pair was made, and {folder / report.PAIRS} is not written", soft_wrap=True)
         raise typer.Exit(1)
-
-
-@app.command("demo")
-def demo_command(
-    out: Annotated[Path, typer.Option(help="An empty folder for what the demo makes.")] = Path("replay_demo"),
-    steps: Annotated[int, typer.Option(min=2, help="Optimizer steps of the training.")] = 10,
-) -> None:
-    """Recorded session -> states -> three scripted teachers over HTTP -> pairs -> TRL training."""
-    from composer_plugins.recipes.trace_replay.demo import run_demo
-
-    run_demo(out, steps)
 
 
 def warn(text: str) -> None:
