@@ -67,6 +67,13 @@ def release_of(version: str | None) -> Release:
     return release
 
 
+def check_release() -> None:
+    """Raise ConfigError if the installed verl is too old."""
+    from verl import __version__
+
+    release_of(__version__)
+
+
 def moved(kind: Kind, table: Any) -> dict[str, Any]:
     """Return verl's options of its own losses that are not at the default of the config's class, by key.
 
