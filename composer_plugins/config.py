@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
-from composer_plugins.errors import ConfigError, near, unknown
-from composer_plugins.findings import Finding, Findings, Severity, enforce
+from composer_plugins.errors import ConfigError, Finding, Findings, Severity, enforce, near, unknown
 from composer_plugins.losses import choosing
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.registry import losses

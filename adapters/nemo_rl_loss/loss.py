@@ -16,8 +16,7 @@ from torch import Tensor
 
 from composer_plugins.adapters.nemo_rl_loss.upstream import interfaces, moved, table_of
 from composer_plugins.config import ComposerConfig
-from composer_plugins.diagnosis import log_info
-from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.errors import ConfigError, DataError, log_info
 from composer_plugins.frameworks.contract import NOTHING
 from composer_plugins.frameworks.nemo_rl import LOSS, NEMO_RL
 from composer_plugins.kernels.aggregation import aggregate

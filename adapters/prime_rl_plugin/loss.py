@@ -15,7 +15,7 @@ from composer_plugins.adapters.prime_rl_plugin.values import (
     is_replay,
     is_stamped_in_part,
 )
-from composer_plugins.findings import Finding, enforce
+from composer_plugins.errors import Finding, enforce
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.composer import composer
 from composer_plugins.kernels.masking import at_least_float32, keep

@@ -8,8 +8,7 @@ from composer_plugins.adapters.prime_rl_plugin import upstream
 from composer_plugins.adapters.prime_rl_plugin.files import LOSS, TABLES, as_rl, merged_config, table_at
 from composer_plugins.adapters.prime_rl_plugin.surface import FUNCTION, parse
 from composer_plugins.config import at
-from composer_plugins.errors import ConfigError, unknown
-from composer_plugins.findings import Finding, Findings, error_of
+from composer_plugins.errors import ConfigError, Finding, Findings, error_of, unknown
 from composer_plugins.frameworks.contract import NOTHING, SAMPLING, NamedLoss
 from composer_plugins.frameworks.prime_rl import (
     COMMIT,

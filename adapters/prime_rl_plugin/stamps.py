@@ -34,8 +34,7 @@ from composer_plugins.adapters.prime_rl_plugin.values import (
     reference_values,
     stamped,
 )
-from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning, ConfigError, DataError
 
 
 def stamp_reference(node: Node, logprobs: Sequence[float]) -> None:

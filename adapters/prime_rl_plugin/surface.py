@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from composer_plugins.findings import Finding, Findings
+from composer_plugins.errors import Finding, Findings
 from composer_plugins.frameworks.prime_rl import (
     COMMIT,
     DEFAULT_POLICY,

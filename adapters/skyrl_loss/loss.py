@@ -13,9 +13,7 @@ from torch import Tensor
 
 from composer_plugins.adapters.skyrl_loss.surface import asked
 from composer_plugins.adapters.skyrl_loss.upstream import PADDING_UID, as_table, corrected, moved
-from composer_plugins.diagnosis import log_info
-from composer_plugins.errors import ConfigError
-from composer_plugins.findings import enforce
+from composer_plugins.errors import ConfigError, enforce, log_info
 from composer_plugins.frameworks.skyrl import NODE, SKYRL, Key
 from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.losses.calling import call, differ_by_token, differing_advantages

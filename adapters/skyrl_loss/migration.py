@@ -8,7 +8,7 @@ from typing import Any
 from composer_plugins.adapters.skyrl_loss.correction import correction_options
 from composer_plugins.adapters.skyrl_loss.surface import Configs
 from composer_plugins.adapters.skyrl_loss.upstream import moved
-from composer_plugins.findings import Finding, enforce
+from composer_plugins.errors import Finding, enforce
 from composer_plugins.frameworks import skyrl
 from composer_plugins.frameworks.contract import NOTHING
 from composer_plugins.frameworks.skyrl import NODE, Key

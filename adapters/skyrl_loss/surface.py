@@ -8,8 +8,7 @@ from typing import Any
 from composer_plugins.adapters.skyrl_loss.correction import correction_of
 from composer_plugins.adapters.skyrl_loss.upstream import release_of
 from composer_plugins.config import ADVANTAGE_OPTIONS, ComposerConfig, at, entry
-from composer_plugins.errors import ConfigError, near, unknown
-from composer_plugins.findings import Finding, Findings
+from composer_plugins.errors import ConfigError, Finding, Findings, near, unknown
 from composer_plugins.frameworks import skyrl
 from composer_plugins.frameworks.skyrl import NODE, SKYRL, Key
 from composer_plugins.losses.choosing import Choice, choose

@@ -15,8 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from composer_plugins.adapters.slime_loss.surface import BY_ROLLOUT, NODE, READ, parsed
 from composer_plugins.adapters.slime_loss.upstream import host
-from composer_plugins.diagnosis import log_info
-from composer_plugins.errors import DataError
+from composer_plugins.errors import DataError, log_info
 from composer_plugins.frameworks.slime import SLIME
 from composer_plugins.kernels.masking import keep
 from composer_plugins.losses.finite import FiniteCheck

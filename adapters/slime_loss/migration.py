@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from composer_plugins.adapters.slime_loss.surface import BY_ROLLOUT, NODE, OF_TEACHER, asked_of
-from composer_plugins.errors import ConfigError
-from composer_plugins.findings import Finding
+from composer_plugins.errors import ConfigError, Finding
 from composer_plugins.frameworks.slime import SLIME
 from composer_plugins.losses.choosing import choose
 from composer_plugins.objective.by_table import ByTable

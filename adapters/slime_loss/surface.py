@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from composer_plugins.adapters.slime_loss.upstream import moved
-from composer_plugins.findings import Finding, Findings, enforce
+from composer_plugins.errors import Finding, Findings, enforce
 from composer_plugins.frameworks.slime import SLIME
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.objective.by_table import ByTable

@@ -17,8 +17,7 @@ from composer_plugins.adapters.tinker_loss.upstream import (
     place,
     read_mask,
 )
-from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.findings import ComposerWarning, Finding
+from composer_plugins.errors import ComposerWarning, ConfigError, DataError, Finding
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.composer import composer
 from composer_plugins.kernels.masking import keep

@@ -7,8 +7,7 @@ from pydantic import Field
 
 from composer_plugins.adapters.tinker_loss.upstream import TARGETS
 from composer_plugins.config import ComposerConfig
-from composer_plugins.errors import unknown
-from composer_plugins.findings import Finding, enforce, error_of
+from composer_plugins.errors import Finding, enforce, error_of, unknown
 from composer_plugins.frameworks.tinker import ENTRIES, TINKER
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.row import MODES

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_plugins.adapters.torchtitan_loss.surface import FIELDS, parse
-from composer_plugins.errors import ConfigError, in_a_line
-from composer_plugins.findings import ComposerWarning, Finding
+from composer_plugins.errors import ComposerWarning, ConfigError, Finding, in_a_line
 from composer_plugins.frameworks.torchtitan import ESTIMATOR, LOSS, MODE, OWN, TORCHTITAN
 from composer_plugins.losses.choosing import choose
 from composer_plugins.losses.derived import function_of_import_path

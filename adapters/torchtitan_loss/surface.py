@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from composer_plugins.errors import ConfigError, in_a_line
-from composer_plugins.findings import Finding, Findings, enforce
+from composer_plugins.errors import ConfigError, Finding, Findings, enforce, in_a_line
 from composer_plugins.frameworks.torchtitan import BY_SEQUENCE, MODE, TORCHTITAN, UNAVAILABLE
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.objective.asking import Asked, ask

@@ -14,8 +14,7 @@ from composer_plugins.adapters.trl_mixin.forward import text_config
 from composer_plugins.adapters.trl_mixin.surface import TRL_LOSS
 from composer_plugins.columns import pairs_of
 from composer_plugins.config import ComposerConfig
-from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning, ConfigError, DataError
 from composer_plugins.frameworks.trl import NOT_GRPO, TESTED
 from composer_plugins.losses.calling import check_top_k
 from composer_plugins.losses.choosing import Choice

@@ -25,8 +25,7 @@ from composer_plugins.columns import (
     prompt_of,
     special_tokens,
 )
-from composer_plugins.errors import DataError
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning, DataError
 from composer_plugins.frameworks.trl import MODES_IN_WORDS
 from composer_plugins.kernels.aggregation import Mode, aggregate
 from composer_plugins.kernels.masking import wide

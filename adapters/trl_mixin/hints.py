@@ -15,8 +15,7 @@ from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.forward import longest_input
 from composer_plugins.columns import HINT, Row, filled_prompt, hint_notes, hint_of, hinted_prompt, prompt_of
 from composer_plugins.config import check_template
-from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning, ConfigError, DataError
 
 PATIENCE = 10  # generation batches without a successful rollout before the warning
 

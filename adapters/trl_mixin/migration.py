@@ -9,8 +9,7 @@ import yaml
 
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.surface import OWN, TRL_LOSS, ComposerGRPOConfig, unknown_option
-from composer_plugins.errors import ConfigError, unknown
-from composer_plugins.findings import ComposerWarning, Finding
+from composer_plugins.errors import ComposerWarning, ConfigError, Finding, unknown
 from composer_plugins.frameworks.contract import NOTHING, SAMPLING
 from composer_plugins.frameworks.trl import (
     LOSS_OPTIONS,

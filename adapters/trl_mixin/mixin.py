@@ -17,8 +17,7 @@ from composer_plugins.adapters.trl_mixin.schedule import Weights
 from composer_plugins.adapters.trl_mixin.surface import ComposerGRPOConfig
 from composer_plugins.adapters.trl_mixin.teachers import EmaTeacher, InitialWeights, Teacher
 from composer_plugins.columns import template_messages
-from composer_plugins.diagnosis import log_info
-from composer_plugins.errors import ConfigError
+from composer_plugins.errors import ConfigError, log_info
 from composer_plugins.frameworks.trl import OF_MODES, SEQUENCE_LEVEL, TRL
 from composer_plugins.kernels.composer import composer
 from composer_plugins.objective.options import described

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from trl import GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import upstream
-from composer_plugins.errors import DataError
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning, DataError
 
 LARGEST = torch.finfo(torch.float32).max  # TRL keeps rewards in float32
 SHOWN = 60  # characters of a prompt or completion

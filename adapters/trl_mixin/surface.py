@@ -20,8 +20,7 @@ from composer_plugins.adapters.trl_mixin.hints import (
     SuccessfulRollouts,
 )
 from composer_plugins.config import ComposerConfig, complaints
-from composer_plugins.errors import ConfigError, unknown
-from composer_plugins.findings import Finding, Findings, enforce, error_of
+from composer_plugins.errors import ConfigError, Finding, Findings, enforce, error_of, unknown
 from composer_plugins.frameworks.trl import MODES, MODES_IN_WORDS, OTHER_LOSSES, TOKEN_WEIGHTS, TRL
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.objective.asking import ask

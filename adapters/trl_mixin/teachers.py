@@ -17,8 +17,7 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import sharding
-from composer_plugins.errors import ConfigError
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning, ConfigError
 from composer_plugins.kernels.masking import at_least_float32
 
 STATE_FILE = "composer_ema_teacher.safetensors"

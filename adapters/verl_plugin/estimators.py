@@ -12,8 +12,7 @@ from torch import Tensor
 
 from composer_plugins.adapters.verl_plugin.surface import AskedOnce, compared_with_none, during
 from composer_plugins.adapters.verl_plugin.upstream import PADDING_UID, beside
-from composer_plugins.errors import DataError
-from composer_plugins.findings import Finding, enforce
+from composer_plugins.errors import DataError, Finding, enforce
 from composer_plugins.frameworks.verl import Key
 from composer_plugins.losses.calling import call
 from composer_plugins.losses.choosing import Choice

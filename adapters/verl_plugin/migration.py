@@ -10,8 +10,7 @@ from composer_plugins.adapters.verl_plugin import surface, upstream
 from composer_plugins.adapters.verl_plugin.surface import NODE, TARGET, TRAINER, WORKER_NODE, LossKind
 from composer_plugins.adapters.verl_plugin.sync_trainer.checks import NOT_OURS, Run, findings
 from composer_plugins.config import at
-from composer_plugins.errors import ConfigError, unknown
-from composer_plugins.findings import Finding, error_of
+from composer_plugins.errors import ConfigError, Finding, error_of, unknown
 from composer_plugins.frameworks import verl
 from composer_plugins.frameworks.contract import NOTHING
 from composer_plugins.frameworks.verl import VERL, Key

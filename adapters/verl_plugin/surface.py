@@ -9,9 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from composer_plugins.adapters.verl_plugin import upstream
 from composer_plugins.config import ComposerConfig
-from composer_plugins.diagnosis import log_info
-from composer_plugins.errors import ConfigError, unknown
-from composer_plugins.findings import Finding, Findings, enforce
+from composer_plugins.errors import ConfigError, Finding, Findings, enforce, log_info, unknown
 from composer_plugins.frameworks import verl
 from composer_plugins.frameworks.contract import NOTHING
 from composer_plugins.frameworks.verl import VERL, Key

@@ -21,9 +21,8 @@ from rich.text import Text
 from composer_plugins.cli import given as command_line
 from composer_plugins.cli.console import answer, foreign_code
 from composer_plugins.cli.given import Given
-from composer_plugins.diagnosis import Examination, Target
-from composer_plugins.errors import ConfigError
-from composer_plugins.findings import Finding, Severity
+from composer_plugins.doctor import Examination, Target
+from composer_plugins.errors import ConfigError, Finding, Severity
 from composer_plugins.frameworks.contract import Framework
 from composer_plugins.frameworks.registry import OURS, frameworks
 from composer_plugins.objective.resolve import examine, is_readable, unreadable

@@ -7,8 +7,7 @@ import typer
 
 from composer_plugins.cli import given as command_line
 from composer_plugins.cli.console import answer, foreign_code
-from composer_plugins.errors import ConfigError
-from composer_plugins.findings import Findings
+from composer_plugins.errors import ConfigError, Findings
 from composer_plugins.frameworks.registry import OURS
 from composer_plugins.losses.choosing import choose
 from composer_plugins.objective import resolve

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from composer_plugins.errors import ConfigError, near, spelling, unknown
-from composer_plugins.findings import Finding, enforce
+from composer_plugins.errors import ConfigError, Finding, enforce, near, spelling, unknown
 from composer_plugins.losses import registry as installed
 from composer_plugins.losses.registry import Registry
 from composer_plugins.losses.row import (

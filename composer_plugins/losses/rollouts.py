@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.findings import Finding, enforce
+from composer_plugins.errors import ConfigError, DataError, Finding, enforce
 from composer_plugins.losses.choosing import Choice
 
 DONE = {"zero": "it counts as 0", "drop": "they are left out of their groups"}

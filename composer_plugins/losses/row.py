@@ -14,8 +14,7 @@ from functools import cached_property, partial
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
-from composer_plugins.errors import ConfigError, unknown
-from composer_plugins.findings import Finding, Findings, enforce
+from composer_plugins.errors import ConfigError, Finding, Findings, enforce, unknown
 
 MAX = sys.float_info.max
 

@@ -6,8 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from composer_plugins.config import ComposerConfig, scaled_hint, unlikely, what_to_set
-from composer_plugins.errors import ConfigError
-from composer_plugins.findings import Finding, Findings, Severity
+from composer_plugins.errors import ConfigError, Finding, Findings, Severity
 from composer_plugins.frameworks.contract import NOTHING, Framework
 from composer_plugins.losses.choosing import Choice, find_one
 from composer_plugins.losses.row import Kind, Loss

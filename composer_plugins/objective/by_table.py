@@ -8,8 +8,7 @@ from typing import Any
 import yaml
 
 from composer_plugins.config import ABSENT, at, entry
-from composer_plugins.errors import ConfigError, unknown
-from composer_plugins.findings import Finding
+from composer_plugins.errors import ConfigError, Finding, unknown
 from composer_plugins.frameworks.contract import NOTHING, Framework, NamedLoss, Option, parameters_of
 from composer_plugins.losses.choosing import Choice, choose, find_one
 from composer_plugins.losses.row import REQUIRED, Kind

@@ -8,8 +8,7 @@ from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
-from composer_plugins.errors import ConfigError
-from composer_plugins.findings import Finding
+from composer_plugins.errors import ConfigError, Finding
 from composer_plugins.frameworks.contract import Framework, Option, parameters_of
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.row import KINDS, Loss

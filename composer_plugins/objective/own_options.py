@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from composer_plugins.config import ABSENT, ComposerConfig, entry
-from composer_plugins.errors import ConfigError
-from composer_plugins.findings import Finding, Findings, enforce
+from composer_plugins.errors import ConfigError, Finding, Findings, enforce
 from composer_plugins.frameworks.contract import NOTHING, Framework
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.row import Parameter

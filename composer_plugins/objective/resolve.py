@@ -13,9 +13,8 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
-from composer_plugins.diagnosis import Examination
-from composer_plugins.errors import ConfigError, in_a_line, unknown
-from composer_plugins.findings import Finding, Findings, error_of
+from composer_plugins.doctor import Examination
+from composer_plugins.errors import ConfigError, Finding, Findings, error_of, in_a_line, unknown
 from composer_plugins.frameworks.contract import NOTHING, Framework
 from composer_plugins.frameworks.registry import frameworks
 from composer_plugins.objective.by_table import ByTable

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from composer_plugins.findings import Finding
+from composer_plugins.errors import Finding
 from composer_plugins.frameworks.contract import SAMPLING, Framework
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.row import NORM

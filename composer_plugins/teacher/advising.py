@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from composer_plugins.findings import Finding
+from composer_plugins.errors import Finding
 from composer_plugins.teacher.measuring import Measured
 
 LEAKS = 0.05  # a share of completions; more is worth a warning

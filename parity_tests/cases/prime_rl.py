@@ -17,7 +17,7 @@ from unittest.mock import patch
 from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import doctor
 from composer_plugins.adapters.prime_rl_plugin import loss as prime_rl_loss
-from composer_plugins.diagnosis import Examination, Target
+from composer_plugins.doctor import Examination, Target
 from composer_plugins.errors import ConfigError
 from parity_tests.cases.recorded import Row, Stage, findings_in_words, in_words, said
 from parity_tests.rigs import prime_rl_doubles as double

@@ -14,8 +14,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from composer_plugins.errors import ComposerError
-from composer_plugins.findings import ComposerWarning, Finding
+from composer_plugins.errors import ComposerError, ComposerWarning, Finding
 from parity_tests.rigs.paths import TESTS
 
 SAID = TESTS / "cases" / "said"

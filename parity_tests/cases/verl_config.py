@@ -12,7 +12,7 @@ from composer_plugins.adapters.verl_plugin import doctor
 from composer_plugins.adapters.verl_plugin.surface import TARGET, TRAINER
 from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run, findings
 from composer_plugins.adapters.verl_plugin.upstream import release_of
-from composer_plugins.findings import Finding
+from composer_plugins.errors import Finding
 
 Changes = dict[str, Any]  # by dotted keys
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from composer_plugins.errors import ConfigError, DataError, unknown
-from composer_plugins.findings import ComposerWarning, Finding, enforce
+from composer_plugins.errors import ComposerWarning, ConfigError, DataError, Finding, enforce, unknown
 from parity_tests.rigs.paths import ROOT
 
 FOLDERS = ("composer_plugins", "adapters", "recipes")

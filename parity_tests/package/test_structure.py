@@ -33,7 +33,7 @@ def nodes(kind: type[Node], folder: str = "") -> Iterator[tuple[str, Node]]:
 
 def test_there_is_one_class_of_findings() -> None:
     classes = [(file, node.name) for file, node in nodes(ast.ClassDef) if node.name in ("Finding", "Fault")]
-    assert classes == [("composer_plugins/findings.py", "Finding")]
+    assert classes == [("composer_plugins/errors.py", "Finding")]
 
 
 def test_a_chosen_kernel_is_called_in_one_place() -> None:

@@ -15,7 +15,7 @@ from composer_plugins.conformance.verl_claims import policy as claims
 from composer_plugins.conformance.verl_claims import upstream
 from composer_plugins.conformance.verl_claims.advantages import claims_of
 from composer_plugins.conformance.verl_claims.token_advantages import whitened_claims
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning
 from composer_plugins.testing.draws import Draw
 from parity_tests.rigs.verl_actor import algorithm, composer_actor
 

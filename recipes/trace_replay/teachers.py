@@ -10,8 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from composer_plugins.config import complaints
-from composer_plugins.errors import ConfigError, in_a_line
-from composer_plugins.findings import error_of
+from composer_plugins.errors import ConfigError, error_of, in_a_line
 
 OPTION = "--teachers"
 LIMITS = ("max_tokens", "max_completion_tokens")

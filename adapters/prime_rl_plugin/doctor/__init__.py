@@ -13,9 +13,8 @@ from composer_plugins.adapters.prime_rl_plugin import files as configs
 from composer_plugins.adapters.prime_rl_plugin import upstream
 from composer_plugins.adapters.prime_rl_plugin.doctor import probe
 from composer_plugins.adapters.prime_rl_plugin.surface import FUNCTION, newer_than_tested, parse
-from composer_plugins.diagnosis import Examination, Target, ask
-from composer_plugins.errors import ConfigError, did_you_mean
-from composer_plugins.findings import Finding
+from composer_plugins.doctor import Examination, Target, ask
+from composer_plugins.errors import ConfigError, Finding, did_you_mean
 from composer_plugins.frameworks.prime_rl import COMMIT
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import of_kind

@@ -12,9 +12,8 @@ from typing import Any
 from composer_plugins.adapters.verl_plugin import upstream
 from composer_plugins.adapters.verl_plugin.doctor import probe
 from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run
-from composer_plugins.diagnosis import Examination, Target, ask
-from composer_plugins.errors import ConfigError
-from composer_plugins.findings import Finding
+from composer_plugins.doctor import Examination, Target, ask
+from composer_plugins.errors import ConfigError, Finding
 from composer_plugins.frameworks.verl import VERL, Key
 from composer_plugins.objective.files import one_config
 from composer_plugins.objective.registered import is_ours

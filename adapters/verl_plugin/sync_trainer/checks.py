@@ -20,8 +20,7 @@ from composer_plugins.adapters.verl_plugin.surface import (
     LossKind,
 )
 from composer_plugins.config import ADVANTAGE_OPTIONS, ComposerConfig, at
-from composer_plugins.errors import in_a_line, unknown
-from composer_plugins.findings import Finding, Findings
+from composer_plugins.errors import Finding, Findings, in_a_line, unknown
 from composer_plugins.frameworks import verl
 from composer_plugins.frameworks.verl import VERL, Key
 from composer_plugins.losses.choosing import Choice, with_plugin_problems

@@ -10,8 +10,7 @@ from composer_plugins.adapters.verl_plugin.surface import Channels
 from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
 from composer_plugins.columns import AGREEING, CHOSEN, HINT, REJECTED, TOOLS, hint_of, hinted_prompt, pairs_of
 from composer_plugins.config import at
-from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning, ConfigError, DataError
 from composer_plugins.frameworks.verl import Key
 
 DATA = "training data"

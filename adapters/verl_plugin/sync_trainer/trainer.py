@@ -31,8 +31,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.replay import Replayed, 
 from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopKLogprobsWorker
 from composer_plugins.adapters.verl_plugin.upstream import SHOW_LOGITS
 from composer_plugins.config import ComposerConfig, at
-from composer_plugins.errors import ConfigError
-from composer_plugins.findings import enforce
+from composer_plugins.errors import ConfigError, enforce
 from composer_plugins.frameworks.verl import Key
 
 MODELS = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)

@@ -11,7 +11,7 @@ import typing_extensions
 from torch import Tensor
 
 from composer_plugins.conformance.batches import Rollouts
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning
 from composer_plugins.frameworks.skyrl import ALGORITHM
 
 OWN = typing.TypedDict

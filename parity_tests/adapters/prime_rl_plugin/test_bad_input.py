@@ -12,8 +12,7 @@ import torch
 from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import loss_fn, upstream
 from composer_plugins.adapters.prime_rl_plugin.loss import PATIENCE
-from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning, ConfigError, DataError
 from composer_plugins.frameworks.contract import NamedLoss
 from composer_plugins.frameworks.prime_rl import PRIME_RL
 from composer_plugins.losses.registry import losses

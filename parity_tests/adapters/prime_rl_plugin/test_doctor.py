@@ -17,9 +17,8 @@ from typer.testing import CliRunner
 from composer_plugins.adapters.prime_rl_plugin import doctor, upstream
 from composer_plugins.adapters.prime_rl_plugin.doctor import probe
 from composer_plugins.cli import app
-from composer_plugins.diagnosis import Target
-from composer_plugins.errors import ConfigError
-from composer_plugins.findings import Finding
+from composer_plugins.doctor import Target
+from composer_plugins.errors import ConfigError, Finding
 from parity_tests.cases.prime_rl import FUNCTION, POLICY, SOUND, edited, examined
 from parity_tests.rigs.paths import ROOT
 from parity_tests.rigs.prime_rl_checkout import checkout, with_checkout

@@ -23,8 +23,7 @@ from composer_plugins.adapters.prime_rl_plugin.stamps import (
 from composer_plugins.adapters.prime_rl_plugin.upstream import check_node_type
 from composer_plugins.adapters.prime_rl_plugin.values import MARKED, RUN
 from composer_plugins.conformance.stubs import Empty
-from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning, ConfigError, DataError
 from composer_plugins.kernels.preference import dpo
 from composer_plugins.losses.calling import _check_not_positive
 from composer_plugins.losses.inputs import LARGEST_LOGPROB

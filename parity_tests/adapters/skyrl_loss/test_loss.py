@@ -19,8 +19,7 @@ from composer_plugins.conformance.batches import Rollouts
 from composer_plugins.conformance.skyrl_claims import upstream
 from composer_plugins.conformance.skyrl_claims.policy import ON_DIVIDED, VALUES
 from composer_plugins.conformance.skyrl_claims.rest import CHOICES
-from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning, ConfigError, DataError
 from composer_plugins.frameworks.contract import NamedLoss, Option
 from composer_plugins.frameworks.skyrl import ALGORITHM, NODE, SKYRL, Key
 from composer_plugins.kernels.types import TokenLoss

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.adapters.tinker_loss import custom_loss, loss_fn, mark_pairs
-from composer_plugins.errors import ComposerError
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerError, ComposerWarning
 from composer_plugins.testing.conventions import check_as
 from parity_tests.rigs.tinker_data import batch, changed, loss_and_gradients, without
 
@@ -251,7 +250,7 @@ def test_a_wrong_result_of_a_users_loss_is_refused_before_a_call() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore:mask:composer_plugins.findings.ComposerWarning")  # one law has no token
+@pytest.mark.filterwarnings("ignore:mask:composer_plugins.errors.ComposerWarning")  # one law has no token
 def test_check_finds_one_law_that_an_error_breaks() -> None:
     """`check --as tinker`: NaN at an unmasked token is an error here, and not a loss of NaN."""
     report = check_as(loss_fn(policy="cispo", denominator="token-sum"), "tinker")

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.adapters.torchtitan_loss import surface
-from composer_plugins.errors import ComposerError, ConfigError, DataError
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerError, ComposerWarning, ConfigError, DataError
 from composer_plugins.frameworks.torchtitan import TORCHTITAN
 from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.losses.flags import Flags
@@ -77,7 +76,7 @@ def test_the_weight_multiplies_the_loss_and_without_a_count_it_is_a_sum(loss_mod
 PER_TOKEN = ["grpo@torchtitan", "cispo@verl", "sapo", "dppo_tv", "reinforce", "importance_sampling", "minirl"]
 
 
-@pytest.mark.filterwarnings("ignore::composer_plugins.findings.ComposerWarning")  # their reductions
+@pytest.mark.filterwarnings("ignore::composer_plugins.errors.ComposerWarning")  # their reductions
 @pytest.mark.parametrize("policy", PER_TOKEN)
 @pytest.mark.parametrize(("parts", "ranks"), [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2)])
 def test_the_cut_of_a_batch_leaves_the_gradient(
@@ -180,7 +179,7 @@ def test_a_wrong_field_is_one_error_when_the_config_is_made(
     assert words in str(refused.value)
 
 
-@pytest.mark.filterwarnings("ignore::composer_plugins.findings.ComposerWarning")
+@pytest.mark.filterwarnings("ignore::composer_plugins.errors.ComposerWarning")
 @pytest.mark.parametrize("name", of_kind(losses(), "policy"))
 def test_a_loss_runs_here_or_is_refused_with_the_reason(loss_module: Any, name: str) -> None:
     """A loss of whole sequences, of the whole batch, or with other inputs is refused; any other one runs."""

@@ -12,8 +12,7 @@ from composer_plugins.adapters.trl_mixin import (
     ComposerParser,
     before_training,
 )
-from composer_plugins.errors import DataError
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning, DataError
 from parity_tests.rigs import tiny
 from parity_tests.rigs.tiny import config
 

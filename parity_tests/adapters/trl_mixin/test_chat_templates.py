@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from composer_plugins.adapters.trl_mixin.upstream import encode_replayed
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning
 from parity_tests.rigs import tiny
 
 QUESTION = [{"role": "user", "content": "a?"}]

@@ -15,8 +15,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from trl.experimental.gmpo import GMPOTrainer
 
 from composer_plugins.adapters.trl_mixin import upstream
-from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning, ConfigError, DataError
 from composer_plugins.frameworks.trl import NOT_GRPO, TRAINERS_WITH_A_POLICY
 from docs.generator.written import ROOT, part
 from parity_tests.cases import trl_trainers as composition

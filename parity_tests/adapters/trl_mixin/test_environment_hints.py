@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning, ConfigError, DataError
 from parity_tests.rigs import by_rows, tool_calls
 from parity_tests.rigs.tiny import assert_computes, batch, logged, shown
 from parity_tests.rigs.tool_calls import HINT, Hinting, Plain

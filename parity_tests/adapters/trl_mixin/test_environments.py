@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning
 from parity_tests.rigs import tiny, tool_calls
 from parity_tests.rigs.tool_calls import Hinting, Plain
 

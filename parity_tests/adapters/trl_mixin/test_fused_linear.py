@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from composer_plugins.adapters.trl_mixin import forward
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning
 from parity_tests.rigs import tiny
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "initializer_range": 0.5}

@@ -9,8 +9,7 @@ from peft import LoraConfig
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from composer_plugins.errors import ConfigError
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning, ConfigError
 from composer_plugins.kernels.divergences import sampled_token
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs import by_rows, tiny

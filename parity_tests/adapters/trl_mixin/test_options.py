@@ -19,7 +19,7 @@ from parity_tests.rigs.pasted import to_paste
 from parity_tests.rigs.tiny import config
 
 # Bounds are set here that hardly anyone intends.
-FAR_OFF = "ignore:policy_params.clip_:composer_plugins.findings.ComposerWarning"
+FAR_OFF = "ignore:policy_params.clip_:composer_plugins.errors.ComposerWarning"
 pytestmark = pytest.mark.filterwarnings(FAR_OFF)
 
 # A value of each option of TRL's own losses, away from its default.

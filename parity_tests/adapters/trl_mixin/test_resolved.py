@@ -6,8 +6,7 @@ from types import FrameType
 
 import pytest
 
-from composer_plugins.errors import ConfigError
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning, ConfigError
 from parity_tests.rigs import tiny
 from parity_tests.rigs.calls import calls, qualified
 from parity_tests.rigs.tiny import config

@@ -11,8 +11,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer, upstream
 from composer_plugins.adapters.trl_mixin.rewards import checked, treated
-from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning, ConfigError, DataError
 from parity_tests.rigs import tiny
 
 

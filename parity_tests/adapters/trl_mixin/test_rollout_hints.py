@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, hints
 from composer_plugins.adapters.trl_mixin.hints import RolloutOptions
 from composer_plugins.columns import filled_prompt
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning
 from parity_tests.cases.trl import HINT, ROLLOUTS, SHORT
 from parity_tests.rigs import by_rows, tiny
 

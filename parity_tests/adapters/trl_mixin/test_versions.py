@@ -12,8 +12,7 @@ import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import ComposerLossMixin, upstream
-from composer_plugins.errors import ConfigError
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning, ConfigError
 from composer_plugins.frameworks.trl import LOSS_OPTIONS
 from parity_tests.rigs import tiny
 from parity_tests.rigs.paths import ROOT

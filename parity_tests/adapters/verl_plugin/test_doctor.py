@@ -16,8 +16,8 @@ from composer_plugins.adapters.verl_plugin import doctor as verl_doctor
 from composer_plugins.adapters.verl_plugin.doctor import probe
 from composer_plugins.adapters.verl_plugin.surface import TARGET
 from composer_plugins.adapters.verl_plugin.upstream import PLUGIN
-from composer_plugins.diagnosis import Target, ask
-from composer_plugins.findings import Finding
+from composer_plugins.doctor import Target, ask
+from composer_plugins.errors import Finding
 from parity_tests.cases.verl_config import LOSS, changed
 from parity_tests.rigs.paths import ROOT
 

@@ -15,8 +15,7 @@ from composer_plugins.adapters.verl_plugin.estimators import estimator
 from composer_plugins.adapters.verl_plugin.loss import policy_loss
 from composer_plugins.adapters.verl_plugin.sync_trainer.checks import examined
 from composer_plugins.conformance.verl_claims import upstream
-from composer_plugins.errors import ConfigError
-from composer_plugins.findings import enforce
+from composer_plugins.errors import ConfigError, enforce
 from composer_plugins.frameworks.verl import Key
 from parity_tests.cases.verl_config import SYNC, tree
 from parity_tests.rigs.verl_actor import ONES, algorithm

@@ -117,7 +117,7 @@ OWN = [
 FOR_OURS = (f"{Key.LOSS_MODE}=composer", *shlex.split(WORKER_OVERRIDES))
 
 
-@pytest.mark.filterwarnings("ignore::composer_plugins.findings.ComposerWarning")
+@pytest.mark.filterwarnings("ignore::composer_plugins.errors.ComposerWarning")
 @pytest.mark.parametrize("name, named, option", [one for one in OWN if one.values[1].kind == "policy"])
 def test_a_pasted_line_trains_what_verls_own_option_does(name: str, named: NamedLoss, option: Option) -> None:
     mode, key = named.mode or "token-mean", VERL.key(option)

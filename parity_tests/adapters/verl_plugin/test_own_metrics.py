@@ -15,7 +15,7 @@ from parity_tests.rigs.verl_actor import policy_loss
 
 KL, CLIPPED, LOWER = (f"actor/{name}" for name in ("ppo_kl", "pg_clipfrac", "pg_clipfrac_lower"))
 
-pytestmark = pytest.mark.filterwarnings("ignore::composer_plugins.findings.ComposerWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::composer_plugins.errors.ComposerWarning")
 
 
 def logged(batch: Batch, policy: str, **params: Any) -> dict[str, float]:

@@ -24,8 +24,7 @@ from composer_plugins.conformance.batches import global_batch, policy_batch
 from composer_plugins.conformance.reductions import verl as reduced
 from composer_plugins.conformance.verl_claims import upstream
 from composer_plugins.conformance.verl_claims.upstream import names
-from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning, ConfigError, DataError
 from composer_plugins.frameworks.verl import MODES, VERL
 from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.losses.registry import losses

@@ -21,7 +21,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.dataset import wanted_co
 from composer_plugins.adapters.verl_plugin.upstream import needs_reference, registries, validation_error
 from composer_plugins.columns import hint_of, pairs_of
 from composer_plugins.conformance import reductions
-from composer_plugins.findings import Finding
+from composer_plugins.errors import Finding
 from parity_tests.rigs.paths import ROOT
 from parity_tests.rigs.verl_source import options
 from parity_tests.rigs.verl_trained import Trained, composers, finished

@@ -22,8 +22,7 @@ from composer_plugins.adapters.verl_plugin import estimators
 from composer_plugins.adapters.verl_plugin.estimators import sessions_of
 from composer_plugins.adapters.verl_plugin.surface import channels_delivered, channels_of_node
 from composer_plugins.adapters.verl_plugin.sync_trainer.trainer import ComposerTrainer
-from composer_plugins.errors import DataError
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerWarning, DataError
 from composer_plugins.testing.assertions import assert_parity
 
 KEYS = ["a_0_0", "a_0_1", "a_1_0", "a_1_1", "a_1_2", "a_2_0", "b_0_1", "b_0_0", "b_1_0"]
@@ -82,7 +81,7 @@ def sessions(draw: st.DrawFn) -> tuple[list[str], DataProto]:
     return keys, batch_of(keys, rewards, mask)
 
 
-@pytest.mark.filterwarnings("ignore::composer_plugins.findings.ComposerWarning")  # of groups of one
+@pytest.mark.filterwarnings("ignore::composer_plugins.errors.ComposerWarning")  # of groups of one
 @settings(max_examples=60, deadline=None)
 @given(drawn=sessions())
 def test_under_composer_sync_grpo_equals_verls_own_on_any_sessions(

@@ -13,8 +13,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.dataset import check_row
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import column_values, rows_of
 from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
 from composer_plugins.adapters.verl_plugin.sync_trainer.trainer import ComposerTrainer
-from composer_plugins.errors import ComposerError, ConfigError, DataError
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.errors import ComposerError, ComposerWarning, ConfigError, DataError
 from parity_tests.rigs.verl_trainer import LIVE, SIMPO, checked
 
 # torchdata's loader calls it, and torch 2.13 warns.

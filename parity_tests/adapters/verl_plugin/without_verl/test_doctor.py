@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from composer_plugins.adapters.verl_plugin import doctor as verl_doctor
-from composer_plugins.diagnosis import Target
-from composer_plugins.errors import ConfigError
-from composer_plugins.findings import Finding
+from composer_plugins.doctor import Target
+from composer_plugins.errors import ConfigError, Finding
 from parity_tests.cases import verl_environment as environments
 from parity_tests.cases.recorded import assert_told, findings_in_words, recorded
 from parity_tests.cases.verl_config import (

@@ -1,28 +1,16 @@
 """What the doctors of all frameworks share: their target and answer, and how to ask an interpreter."""
 
 import json
-import logging
 import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from composer_plugins.errors import ConfigError
-from composer_plugins.findings import Finding
+from composer_plugins.errors import ConfigError, Finding
 
 TIMEOUT = 300  # seconds for an interpreter to import a loss, and torch with it
 # A program that imports a framework spends a third of its time on collecting and freeing what it imported.
 QUICK = "import gc, os, sys\ngc.disable()\n{}\nsys.stdout.flush()\nos._exit(0)\n"
 ANSWER = "composer-plugins doctor: "  # begins the line of a probe's answer; an import may print as well
-
-
-def log_info(line: str) -> None:
-    """Log `line` at INFO. Where nobody has configured logging, do so: Python would not show the line."""
-    logger = logging.getLogger("composer_plugins")
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.INFO)
-    if not logger.hasHandlers():
-        logger.addHandler(logging.StreamHandler())
-    logger.info(line)
 
 
 class Target(NamedTuple):
