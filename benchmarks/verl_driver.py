@@ -52,7 +52,7 @@ def measure(folder: Path, rows: int, tokens: int, k: int) -> None:
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
     from benchmarks.verl_worker import config_of, started
-    from composer_plugins.adapters.verl_plugin.surface import channels_of_node
+    from composer_plugins.adapters.verl_plugin.options import channels_of_node
     from composer_plugins.adapters.verl_plugin.sync_trainer import hint, scoring
     from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
 

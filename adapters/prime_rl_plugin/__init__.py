@@ -16,7 +16,7 @@ the adapter relies on in PRIME-RL, v0.8.0 to @559b447. The user's page is docs/p
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from composer_plugins.adapters.prime_rl_plugin.surface import parse
+from composer_plugins.adapters.prime_rl_plugin.options import parse
 from composer_plugins.errors import enforce
 
 if TYPE_CHECKING:  # the store and the doctor import this package without torch

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from composer_plugins.adapters.prime_rl_plugin import upstream
 from composer_plugins.adapters.prime_rl_plugin.metrics import Averages
-from composer_plugins.adapters.prime_rl_plugin.surface import TABLE, newer_than_tested, stamped
+from composer_plugins.adapters.prime_rl_plugin.options import TABLE, newer_than_tested, stamped
 from composer_plugins.adapters.prime_rl_plugin.values import (
     RUN,
     has_reference,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from composer_plugins.adapters.prime_rl_plugin import upstream
 from composer_plugins.adapters.prime_rl_plugin.files import LOSS, TABLES, as_rl, merged_config, table_at
-from composer_plugins.adapters.prime_rl_plugin.surface import FUNCTION, parse
+from composer_plugins.adapters.prime_rl_plugin.options import FUNCTION, parse
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, Finding, Findings, error_of, unknown
 from composer_plugins.frameworks.contract import NOTHING, SAMPLING, NamedLoss

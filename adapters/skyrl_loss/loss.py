@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.skyrl_loss.surface import asked
+from composer_plugins.adapters.skyrl_loss.options import asked
 from composer_plugins.adapters.skyrl_loss.upstream import PADDING_UID, as_table, corrected, moved
 from composer_plugins.errors import ConfigError, enforce, log_info
 from composer_plugins.frameworks.skyrl import NODE, SKYRL, Key

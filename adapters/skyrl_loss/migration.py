@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from composer_plugins.adapters.skyrl_loss.correction import correction_options
-from composer_plugins.adapters.skyrl_loss.surface import Configs
+from composer_plugins.adapters.skyrl_loss.options import Configs
 from composer_plugins.adapters.skyrl_loss.upstream import moved
 from composer_plugins.errors import Finding, enforce
 from composer_plugins.frameworks import skyrl

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from composer_plugins.adapters.slime_loss.surface import BY_ROLLOUT, NODE, READ, parsed
+from composer_plugins.adapters.slime_loss.options import BY_ROLLOUT, NODE, READ, parsed
 from composer_plugins.adapters.slime_loss.upstream import host
 from composer_plugins.errors import DataError, log_info
 from composer_plugins.frameworks.slime import SLIME

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from composer_plugins.adapters.slime_loss.surface import BY_ROLLOUT, NODE, OF_TEACHER, asked_of
+from composer_plugins.adapters.slime_loss.options import BY_ROLLOUT, NODE, OF_TEACHER, asked_of
 from composer_plugins.errors import ConfigError, Finding
 from composer_plugins.frameworks.slime import SLIME
 from composer_plugins.losses.choosing import choose

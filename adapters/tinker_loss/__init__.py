@@ -11,13 +11,13 @@ docs/tinker.md.
 from typing import Any
 
 from composer_plugins.adapters.tinker_loss.loss import Loss
+from composer_plugins.adapters.tinker_loss.options import DEFAULT_POLICY, parse
 from composer_plugins.adapters.tinker_loss.rollouts import (
     add_advantages,
     add_ref_logprobs,
     add_teacher_logprobs,
     mark_pairs,
 )
-from composer_plugins.adapters.tinker_loss.surface import DEFAULT_POLICY, parse
 from composer_plugins.adapters.tinker_loss.traced import custom_loss
 from composer_plugins.adapters.tinker_loss.upstream import inputs_apart
 
@@ -37,7 +37,7 @@ def loss_fn(policy: str = DEFAULT_POLICY, **options: Any) -> Loss:
 
     `options` are those of `ComposerConfig`: `policy` (a loss, a dialect or an import path; by default "grpo")
     with `policy_params`, `old_policy`, `rollout_correction`, `hint_weight` with `hint_estimator`,
-    `replay_weight` with `replay_loss`; and those of `surface.Options`: `denominator`, `max_length`,
+    `replay_weight` with `replay_loss`; and those of `options.Options`: `denominator`, `max_length`,
     `calls_per_step`, `entries`. They are parsed here, once.
 
     The function takes (data, logprobs), the log-probabilities of every datum, [its tokens], and returns the

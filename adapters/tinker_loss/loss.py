@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from composer_plugins.adapters.tinker_loss.surface import Parsed
+from composer_plugins.adapters.tinker_loss.options import Parsed
 from composer_plugins.adapters.tinker_loss.upstream import (
     Batch,
     Requests,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.adapters.tinker_loss.loss import Loss
-from composer_plugins.adapters.tinker_loss.surface import DEFAULT_POLICY, parse
+from composer_plugins.adapters.tinker_loss.options import DEFAULT_POLICY, parse
 from composer_plugins.adapters.tinker_loss.upstream import Batch, with_entries
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.tinker import TINKER

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchtitan.components.loss import BaseLoss, compute_logprobs
 
-from composer_plugins.adapters.torchtitan_loss.surface import DEFAULT_POLICY, requested
+from composer_plugins.adapters.torchtitan_loss.options import DEFAULT_POLICY, requested
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.frameworks.torchtitan import TORCHTITAN
 from composer_plugins.kernels.aggregation import aggregate

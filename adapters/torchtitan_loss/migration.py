@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from composer_plugins.adapters.torchtitan_loss.surface import FIELDS, parse
+from composer_plugins.adapters.torchtitan_loss.options import FIELDS, parse
 from composer_plugins.errors import ComposerWarning, ConfigError, Finding, in_a_line
 from composer_plugins.frameworks.torchtitan import ESTIMATOR, LOSS, MODE, OWN, TORCHTITAN
 from composer_plugins.losses.choosing import choose

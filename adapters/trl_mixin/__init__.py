@@ -6,6 +6,6 @@ or, in front of a trainer of one's own, `class MyTrainer(ComposerLossMixin, MyGR
 """
 
 from composer_plugins.adapters.trl_mixin.mixin import ComposerGRPOTrainer, ComposerLossMixin
-from composer_plugins.adapters.trl_mixin.surface import ComposerGRPOConfig, ComposerParser
+from composer_plugins.adapters.trl_mixin.options import ComposerGRPOConfig, ComposerParser
 
 __all__ = ["ComposerGRPOConfig", "ComposerGRPOTrainer", "ComposerLossMixin", "ComposerParser"]

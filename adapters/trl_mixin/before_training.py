@@ -11,7 +11,7 @@ from composer_plugins import columns
 from composer_plugins.adapters.trl_mixin import forward, upstream
 from composer_plugins.adapters.trl_mixin.channels import HintChannel, ReplayChannel
 from composer_plugins.adapters.trl_mixin.forward import text_config
-from composer_plugins.adapters.trl_mixin.surface import TRL_LOSS
+from composer_plugins.adapters.trl_mixin.options import TRL_LOSS
 from composer_plugins.columns import pairs_of
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ComposerWarning, ConfigError, DataError

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from composer_plugins.adapters.trl_mixin import upstream
-from composer_plugins.adapters.trl_mixin.surface import OWN, TRL_LOSS, ComposerGRPOConfig, unknown_option
+from composer_plugins.adapters.trl_mixin.options import OWN, TRL_LOSS, ComposerGRPOConfig, unknown_option
 from composer_plugins.errors import ComposerWarning, ConfigError, Finding, unknown
 from composer_plugins.frameworks.contract import NOTHING, SAMPLING
 from composer_plugins.frameworks.trl import (

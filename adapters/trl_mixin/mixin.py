@@ -12,9 +12,9 @@ from composer_plugins.adapters.trl_mixin.channels import Channel, HintChannel, P
 from composer_plugins.adapters.trl_mixin.finite import finite_norm
 from composer_plugins.adapters.trl_mixin.forward import may_count_padding
 from composer_plugins.adapters.trl_mixin.hints import environments_with_hints
+from composer_plugins.adapters.trl_mixin.options import ComposerGRPOConfig
 from composer_plugins.adapters.trl_mixin.rewards import checked, treated
 from composer_plugins.adapters.trl_mixin.schedule import Weights
-from composer_plugins.adapters.trl_mixin.surface import ComposerGRPOConfig
 from composer_plugins.adapters.trl_mixin.teachers import EmaTeacher, InitialWeights, Teacher
 from composer_plugins.columns import template_messages
 from composer_plugins.errors import ConfigError, log_info

@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from composer_plugins.adapters.trl_mixin.surface import OWN, ComposerGRPOConfig
+from composer_plugins.adapters.trl_mixin.options import OWN, ComposerGRPOConfig
 from composer_plugins.adapters.trl_mixin.teachers import add_to_checkpoint, resumed_checkpoint
 from composer_plugins.errors import ConfigError
 

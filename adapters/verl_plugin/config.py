@@ -5,7 +5,7 @@ from typing import Any
 
 from verl.workers.config import PolicyLossConfig
 
-from composer_plugins.adapters.verl_plugin.surface import check_names
+from composer_plugins.adapters.verl_plugin.options import check_names
 
 
 @dataclass

@@ -5,7 +5,7 @@ from typing import Any
 
 from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
 
-from composer_plugins.adapters.verl_plugin.surface import TRAINER
+from composer_plugins.adapters.verl_plugin.options import TRAINER
 from composer_plugins.adapters.verl_plugin.upstream import TRAINER_MODULE
 
 

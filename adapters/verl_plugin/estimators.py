@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.verl_plugin.surface import AskedOnce, compared_with_none, during
+from composer_plugins.adapters.verl_plugin.options import AskedOnce, compared_with_none, during
 from composer_plugins.adapters.verl_plugin.upstream import PADDING_UID, beside
 from composer_plugins.errors import DataError, Finding, enforce
 from composer_plugins.frameworks.verl import Key

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.verl_plugin.surface import AskedOnce, check_scale_factor
+from composer_plugins.adapters.verl_plugin.options import AskedOnce, check_scale_factor
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.verl import (
     BY_GEOMETRIC_MEAN,

@@ -6,8 +6,9 @@ from typing import Any
 
 import yaml
 
-from composer_plugins.adapters.verl_plugin import surface, upstream
-from composer_plugins.adapters.verl_plugin.surface import NODE, TARGET, TRAINER, WORKER_NODE, LossKind
+from composer_plugins.adapters.verl_plugin import options as verl_options
+from composer_plugins.adapters.verl_plugin import upstream
+from composer_plugins.adapters.verl_plugin.options import NODE, TARGET, TRAINER, WORKER_NODE, LossKind
 from composer_plugins.adapters.verl_plugin.sync_trainer.checks import NOT_OURS, Run, findings
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, Finding, error_of, unknown
@@ -171,7 +172,7 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
         correction[Key.BYPASS] = True
     if correction:
         options |= {**correction, Key.ROLLOUT_LOGPROBS: True}
-    found = None if objective.no_policy or kl else surface.channels_of(_asked(node, "policy", None))
+    found = None if objective.no_policy or kl else verl_options.channels_of(_asked(node, "policy", None))
     if found is not None and found.uses_reference:
         options |= {Key.USE_KL_LOSS: True, Key.KL_COEF: 0.0}  # without it verl has no reference policy
     if objective.entropy:
@@ -180,7 +181,7 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
         options[Key.TEMPERATURE] = objective.temperature
     if objective.group_size is not None:
         options[Key.GROUP_SIZE] = objective.group_size
-    if any(objective.channels.get(f"{channel}_weight") for channel in surface.CHANNELS):
+    if any(objective.channels.get(f"{channel}_weight") for channel in verl_options.CHANNELS):
         options[Key.TRAINER_MODE] = TRAINER
     return nested(options)
 
@@ -249,7 +250,7 @@ def _asked(
     node: Mapping[str, Any], kind: LossKind, name: str | None, moved: Mapping[str, Any] = NOTHING
 ) -> Asked:
     """What our options ask for; ConfigError for what is wrong with them."""
-    found, findings = surface.asked(node, kind, name, moved)
+    found, findings = verl_options.asked(node, kind, name, moved)
     findings.refuse()
     assert found is not None
     return found

@@ -27,7 +27,7 @@ def register() -> None:
 
     from composer_plugins.adapters.verl_plugin.estimators import estimator
     from composer_plugins.adapters.verl_plugin.loss import policy_loss
-    from composer_plugins.adapters.verl_plugin.surface import check_names
+    from composer_plugins.adapters.verl_plugin.options import check_names
     from composer_plugins.frameworks.verl import VERL
     from composer_plugins.losses.registry import losses
 

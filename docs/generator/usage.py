@@ -5,8 +5,8 @@ from typing import Any
 import yaml
 
 from composer_plugins.adapters.nemo_rl_loss import loss as nemo_rl
-from composer_plugins.adapters.skyrl_loss.surface import CHOOSES
-from composer_plugins.adapters.slime_loss import surface as slime
+from composer_plugins.adapters.skyrl_loss.options import CHOOSES
+from composer_plugins.adapters.slime_loss import options as slime
 from composer_plugins.frameworks import registry as frameworks
 from composer_plugins.frameworks.skyrl import ENTRYPOINT, NODE, SKYRL, Key
 from composer_plugins.frameworks.slime import SLIME

@@ -19,7 +19,8 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
 from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
 from verl.utils.config import omega_conf_to_dataclass
 
-from composer_plugins.adapters.verl_plugin import doctor, estimators, surface, upstream
+from composer_plugins.adapters.verl_plugin import doctor, estimators, upstream
+from composer_plugins.adapters.verl_plugin import options as verl_options
 from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run, diagnosed
 from composer_plugins.frameworks.verl import Key
 from composer_plugins.objective.registered import is_ours
@@ -119,7 +120,7 @@ def _stages(tree: dict[str, Any], refused: str) -> Iterator[Stage]:
 
     yield CHECKED, check
     run, made = Run(tree), dict[str, Any]()
-    delivers = run.trainer == surface.TRAINER
+    delivers = run.trainer == verl_options.TRAINER
 
     if run.trainer:
         yield FOUND, lambda: get_trainer_cls(run.trainer)
@@ -134,7 +135,7 @@ def _stages(tree: dict[str, Any], refused: str) -> Iterator[Stage]:
         estimator = get_adv_estimator_fn(run.estimator)
         if is_ours(run.estimator):
             given = {"token_level_rewards": numbers, "response_mask": mask, "index": groups}
-            with surface.channels_delivered() if delivers else nullcontext():
+            with verl_options.channels_delivered() if delivers else nullcontext():
                 estimator(**given, config=OmegaConf.create(tree).algorithm)
 
     def update() -> None:
@@ -143,7 +144,7 @@ def _stages(tree: dict[str, Any], refused: str) -> Iterator[Stage]:
         if is_ours(run.loss):
             given = {"old_log_prob": numbers, "log_prob": numbers.clone().requires_grad_()}
             given |= {"advantages": mask, "response_mask": mask}
-            with surface.channels_delivered() if delivers else nullcontext():
+            with verl_options.channels_delivered() if delivers else nullcontext():
                 loss(**given, loss_agg_mode=actor.loss_agg_mode, config=actor)
 
     yield ADVANTAGES, advantages

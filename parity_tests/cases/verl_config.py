@@ -9,7 +9,7 @@ from copy import deepcopy
 from typing import Any
 
 from composer_plugins.adapters.verl_plugin import doctor
-from composer_plugins.adapters.verl_plugin.surface import TARGET, TRAINER
+from composer_plugins.adapters.verl_plugin.options import TARGET, TRAINER
 from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run, findings
 from composer_plugins.adapters.verl_plugin.upstream import release_of
 from composer_plugins.errors import Finding

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from composer_plugins.adapters.nemo_rl_loss.upstream import table_of
-from composer_plugins.adapters.slime_loss.surface import asked_of
+from composer_plugins.adapters.slime_loss.options import asked_of
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.contract import Framework
 from composer_plugins.frameworks.nemo_rl import LOSS, NEMO_RL

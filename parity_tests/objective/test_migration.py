@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from composer_plugins.adapters.prime_rl_plugin.surface import MODULE, parse
+from composer_plugins.adapters.prime_rl_plugin.options import MODULE, parse
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.prime_rl import LOSSES

@@ -10,7 +10,7 @@ from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from composer_plugins.adapters.verl_plugin.surface import channels_of_node
+from composer_plugins.adapters.verl_plugin.options import channels_of_node
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
     TEACHER,
     TEACHER_PROMPT,

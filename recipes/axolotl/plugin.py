@@ -51,7 +51,7 @@ class ComposerPlugin(BasePlugin):
     def pre_model_load(self, cfg: Any) -> None:
         """Raise ConfigError for a YAML file whose options of the composer loss would have no effect."""
         from composer_plugins.adapters.trl_mixin import ComposerLossMixin, upstream
-        from composer_plugins.adapters.trl_mixin.surface import OWN
+        from composer_plugins.adapters.trl_mixin.options import OWN
 
         if cfg.rl not in ("grpo", "gdpo"):
             problem = f"it is {cfg.rl and cfg.rl.value}, and the composer loss needs GRPO"

@@ -12,7 +12,7 @@ from typing import Any
 from composer_plugins.adapters.prime_rl_plugin import files as configs
 from composer_plugins.adapters.prime_rl_plugin import upstream
 from composer_plugins.adapters.prime_rl_plugin.doctor import probe
-from composer_plugins.adapters.prime_rl_plugin.surface import FUNCTION, newer_than_tested, parse
+from composer_plugins.adapters.prime_rl_plugin.options import FUNCTION, newer_than_tested, parse
 from composer_plugins.doctor import Examination, Target, ask
 from composer_plugins.errors import ConfigError, Finding, did_you_mean
 from composer_plugins.frameworks.prime_rl import COMMIT

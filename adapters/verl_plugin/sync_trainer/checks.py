@@ -7,8 +7,9 @@ The trainer composer_sync enforces what `findings` finds before it starts a work
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from composer_plugins.adapters.verl_plugin import surface, upstream
-from composer_plugins.adapters.verl_plugin.surface import (
+from composer_plugins.adapters.verl_plugin import options as verl_options
+from composer_plugins.adapters.verl_plugin import upstream
+from composer_plugins.adapters.verl_plugin.options import (
     NODE,
     POLICY_OPTIONS,
     SAMPLED,
@@ -105,7 +106,7 @@ def examined(config: Mapping[str, Any]) -> dict[str, Any]:
     wrong = Findings()
     if known["losses"]:
         with wrong.collected():
-            surface.check_names()
+            verl_options.check_names()
     return known | {"findings": [*wrong, *findings(run, known)]}
 
 
@@ -137,12 +138,12 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
     found = Findings()
 
     def chosen(table: dict[str, Any], kind: LossKind, registered: str) -> Asked | None:
-        if not surface.is_known(registered, kind):  # `_unknown_names` reports it
+        if not verl_options.is_known(registered, kind):  # `_unknown_names` reports it
             return None
         key = NODE if table in ({}, node) else WORKER_NODE
         moved = upstream.moved(kind, run.at(VERL.tables[kind]))
         try:
-            asked, more = surface.asked(table, kind, loss_in(registered), moved, key)
+            asked, more = verl_options.asked(table, kind, loss_in(registered), moved, key)
         except Exception as error:  # a plugin's loss that does not import
             remedy = "correct or remove the loss that is named"
             found.append(Finding("error", key, in_a_line(error), remedy))
@@ -151,14 +152,14 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
         return asked
 
     of_rewards, of_tokens = chosen(node, "advantage", run.estimator), chosen(seen, "policy", run.loss)
-    named = loss_in(run.loss) if surface.is_known(run.loss, "policy") else None
-    whole, more = surface.asked(node, "policy", named)
+    named = loss_in(run.loss) if verl_options.is_known(run.loss, "policy") else None
+    whole, more = verl_options.asked(node, "policy", named)
     found += more
     config, channels = whole and whole.config, None
     if whole is not None and delivers and not more.errors:
         with found.collected(NODE):
-            surface.check_hint(surface.channels_of(whole))
-            channels = surface.channels_of(whole)
+            verl_options.check_hint(verl_options.channels_of(whole))
+            channels = verl_options.channels_of(whole)
     yield from found
     if is_ours(run.estimator) and run.at(Key.CRITIC):
         problem = f"it is True, and {run.estimator!r} has no returns for a critic to learn"
@@ -168,15 +169,15 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
         yield from _read_elsewhere(run, seen)
         policy_loss = run.node(Key.POLICY_LOSS)
         if not more.errors:
-            yield from surface.different_in_the_workers(config, node, policy_loss, seen)
-        yield from surface.undelivered(config, delivers=delivers)
+            yield from verl_options.different_in_the_workers(config, node, policy_loss, seen)
+        yield from verl_options.undelivered(config, delivers=delivers)
     if of_rewards is not None and (config is None or config.policy_weight):
-        yield from surface.group_of_one(of_rewards.choice, run.at(Key.GROUP_SIZE))
+        yield from verl_options.group_of_one(of_rewards.choice, run.at(Key.GROUP_SIZE))
     yield from _distillation(run, channels)
-    yield from surface.reduction(of_tokens and of_tokens.choice, str(run.at(Key.AGG_MODE) or ""))
+    yield from verl_options.reduction(of_tokens and of_tokens.choice, str(run.at(Key.AGG_MODE) or ""))
     wrong = Findings()
     with wrong.collected():
-        surface.check_scale_factor(run.at(Key.SCALE_FACTOR))
+        verl_options.check_scale_factor(run.at(Key.SCALE_FACTOR))
     yield from wrong
     if of_tokens is not None:
         yield from _old_policy(run, of_tokens.choice)
@@ -202,7 +203,7 @@ def _unknown_names(run: Run, registered: Mapping[str, Collection[str]]) -> Itera
             continue
         option: LossKind = "advantage" if key == Key.ESTIMATOR else "policy"
         bare = name.removeprefix("composer/")
-        here = None if key == Key.TRAINER_MODE else surface.name_here(option, bare)
+        here = None if key == Key.TRAINER_MODE else verl_options.name_here(option, bare)
         if here is not None:
             problem = f"verl has no {noun} {name!r}: {bare!r} is verl's own name"
             remedy = f"set {key}=composer, and {NODE}.{option}={here}, its name here"

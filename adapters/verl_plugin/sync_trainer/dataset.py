@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from composer_plugins import columns
-from composer_plugins.adapters.verl_plugin.surface import Channels
+from composer_plugins.adapters.verl_plugin.options import Channels
 from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
 from composer_plugins.columns import AGREEING, CHOSEN, HINT, REJECTED, TOOLS, hint_of, hinted_prompt, pairs_of
 from composer_plugins.config import at

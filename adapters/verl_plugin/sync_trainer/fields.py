@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.verl_plugin.surface import NODE, SAMPLED
+from composer_plugins.adapters.verl_plugin.options import NODE, SAMPLED
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.verl import ULYSSES
 

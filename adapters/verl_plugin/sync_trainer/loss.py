@@ -13,7 +13,7 @@ from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
 from composer_plugins.adapters.verl_plugin.loss import reduce
-from composer_plugins.adapters.verl_plugin.surface import NODE, Channels, channels_delivered, channels_of_node
+from composer_plugins.adapters.verl_plugin.options import NODE, Channels, channels_delivered, channels_of_node
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
     HINT_MASK,
     REPLAY,

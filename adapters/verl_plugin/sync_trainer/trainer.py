@@ -18,7 +18,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.import_utils import import_external_libs
 from verl.utils.profiler import marked_timer
 
-from composer_plugins.adapters.verl_plugin import surface
+from composer_plugins.adapters.verl_plugin import options as verl_options
 from composer_plugins.adapters.verl_plugin.estimators import sessions_of
 from composer_plugins.adapters.verl_plugin.sync_trainer.batch_layout import add_replayed_rows
 from composer_plugins.adapters.verl_plugin.sync_trainer.checks import examined
@@ -51,7 +51,7 @@ class ComposerTrainer(PPOTrainerSync):
         tree: Any = OmegaConf.to_container(config, resolve=True)
         enforce(examined(tree)["findings"])
         self.config = config
-        self.channels = surface.channels_of_node(surface.node_of(config.algorithm))
+        self.channels = verl_options.channels_of_node(verl_options.node_of(config.algorithm))
         self.policy_only = not (self.channels.hint or self.channels.replay)
         super().__init__(config)
 
@@ -74,10 +74,12 @@ class ComposerTrainer(PPOTrainerSync):
         super().on_init_end()
         if not self.policy_only:
             actor = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
-            self.actor_rollout_wg.set_loss_fn(ComposerLoss(actor, surface.node_of(self.config.algorithm)))
+            self.actor_rollout_wg.set_loss_fn(
+                ComposerLoss(actor, verl_options.node_of(self.config.algorithm))
+            )
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        with surface.channels_delivered(), sessions_of(batch.keys):
+        with verl_options.channels_delivered(), sessions_of(batch.keys):
             batch = super()._compute_advantage(batch, metrics)
         if not self.channels.hint:
             return batch
@@ -135,4 +137,4 @@ def check_vocabulary(config: ComposerConfig, vocabulary: int) -> None:
     """Raise ConfigError unless the vocabulary has more entries than hint_top_k."""
     if config.hint_top_k is not None and config.hint_top_k >= vocabulary:
         problem = f"it is {config.hint_top_k}, and the vocabulary has {vocabulary} entries"
-        raise ConfigError(f"{surface.NODE}.hint_top_k", problem, f"set it to at most {vocabulary - 1}")
+        raise ConfigError(f"{verl_options.NODE}.hint_top_k", problem, f"set it to at most {vocabulary - 1}")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.adapters.skyrl_loss.loss import AdvantageEstimator
-from composer_plugins.adapters.skyrl_loss.surface import Configs
+from composer_plugins.adapters.skyrl_loss.options import Configs
 from composer_plugins.conformance.batches import FLOAT64, Rollouts, policy_batch, rollouts
 from composer_plugins.conformance.claims import GRADIENT, Claim, Compared, Place
 from composer_plugins.conformance.reductions import kernel

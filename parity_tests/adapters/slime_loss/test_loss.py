@@ -12,7 +12,7 @@ from torch import Tensor
 
 from composer_plugins.adapters.slime_loss import loss_fn
 from composer_plugins.adapters.slime_loss.loss import SlimeLoss, _losses
-from composer_plugins.adapters.slime_loss.surface import BY_ROLLOUT, parsed
+from composer_plugins.adapters.slime_loss.options import BY_ROLLOUT, parsed
 from composer_plugins.errors import ComposerError, ComposerWarning, ConfigError, DataError
 from composer_plugins.frameworks.contract import NamedLoss
 from composer_plugins.frameworks.slime import ESTIMATOR, SLIME

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.torchtitan_loss import surface
+from composer_plugins.adapters.torchtitan_loss import options as torchtitan_options
 from composer_plugins.errors import ComposerError, ComposerWarning, ConfigError, DataError
 from composer_plugins.frameworks.torchtitan import TORCHTITAN
 from composer_plugins.kernels.types import Metric, TokenLoss
@@ -147,8 +147,8 @@ def test_metrics_are_single_numbers_with_the_same_names_at_every_call(loss_modul
 def test_a_config_is_parsed_once_and_can_be_sent_to_another_process(
     loss_module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, parse = [], surface.parse
-    monkeypatch.setattr(surface, "parse", lambda fields: (calls.append(1), parse(fields))[1])
+    calls, parse = [], torchtitan_options.parse
+    monkeypatch.setattr(torchtitan_options, "parse", lambda fields: (calls.append(1), parse(fields))[1])
     fields: dict[str, Any] = {"policy": "cispo", "policy_params": {"clip_high": 3.25}}
     config = pickle.loads(pickle.dumps(loss_module.ComposerLoss.Config(**fields)))
     config.build()
@@ -215,7 +215,7 @@ def test_a_parameter_that_looks_at_the_sequence_is_refused(loss_module: Any) -> 
 def test_what_is_probably_not_intended_is_a_warning(
     loss_module: Any, fields: dict[str, Any], words: str
 ) -> None:
-    surface._requested.clear()
+    torchtitan_options._requested.clear()
     with pytest.warns(ComposerWarning, match=words):
         loss_module.ComposerLoss.Config(**fields)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
-from composer_plugins.adapters.trl_mixin.surface import unknown_option
+from composer_plugins.adapters.trl_mixin.options import unknown_option
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.trl import LOSS_OPTIONS, TRL
 from composer_plugins.losses.choosing import find_one

@@ -14,7 +14,7 @@ import yaml
 
 from composer_plugins.adapters.verl_plugin import doctor as verl_doctor
 from composer_plugins.adapters.verl_plugin.doctor import probe
-from composer_plugins.adapters.verl_plugin.surface import TARGET
+from composer_plugins.adapters.verl_plugin.options import TARGET
 from composer_plugins.adapters.verl_plugin.upstream import PLUGIN
 from composer_plugins.doctor import Target, ask
 from composer_plugins.errors import Finding

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.verl_logits import LAYOUTS, gathered, overwriting
-from composer_plugins.adapters.verl_plugin.surface import channels_of_node
+from composer_plugins.adapters.verl_plugin.options import channels_of_node
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import HINT_MASK, TAID_T, TOP_IDS, TOP_LOGPROBS
 from composer_plugins.adapters.verl_plugin.sync_trainer.loss import sum_to_one
 from composer_plugins.errors import ConfigError

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 from verl.utils.config import omega_conf_to_dataclass
 
-from composer_plugins.adapters.verl_plugin.surface import NODE, WORKER_OVERRIDES
+from composer_plugins.adapters.verl_plugin.options import NODE, WORKER_OVERRIDES
 from composer_plugins.adapters.verl_plugin.upstream import moved
 from composer_plugins.conformance.batches import Batch, Rollouts
 from composer_plugins.conformance.verl_claims.policy import values_of

@@ -18,7 +18,7 @@ from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGI
 
 from composer_plugins.adapters.verl_plugin import estimators
 from composer_plugins.adapters.verl_plugin import loss as adapter
-from composer_plugins.adapters.verl_plugin.surface import log_once
+from composer_plugins.adapters.verl_plugin.options import log_once
 from composer_plugins.conformance import reductions
 from composer_plugins.conformance.batches import global_batch, policy_batch
 from composer_plugins.conformance.reductions import verl as reduced

@@ -15,7 +15,7 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
-from composer_plugins.adapters.verl_plugin.surface import asked, channels_of_node, node_of
+from composer_plugins.adapters.verl_plugin.options import asked, channels_of_node, node_of
 from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run, findings
 from composer_plugins.adapters.verl_plugin.sync_trainer.dataset import wanted_columns
 from composer_plugins.adapters.verl_plugin.upstream import needs_reference, registries, validation_error

@@ -20,7 +20,7 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from composer_plugins.adapters.verl_plugin import estimators
 from composer_plugins.adapters.verl_plugin.estimators import sessions_of
-from composer_plugins.adapters.verl_plugin.surface import channels_delivered, channels_of_node
+from composer_plugins.adapters.verl_plugin.options import channels_delivered, channels_of_node
 from composer_plugins.adapters.verl_plugin.sync_trainer.trainer import ComposerTrainer
 from composer_plugins.errors import ComposerWarning, DataError
 from composer_plugins.testing.assertions import assert_parity

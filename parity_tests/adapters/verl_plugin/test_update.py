@@ -10,7 +10,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainerSync
 
-from composer_plugins.adapters.verl_plugin.surface import asked_in_a_run
+from composer_plugins.adapters.verl_plugin.options import asked_in_a_run
 from composer_plugins.adapters.verl_plugin.sync_trainer import trainer as adapter
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import REPLAY, TEACHER
 from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss

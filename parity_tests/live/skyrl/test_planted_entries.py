@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from composer_plugins.adapters.skyrl_loss import surface
+from composer_plugins.adapters.skyrl_loss import options as skyrl_options
 from composer_plugins.conformance.running import BROKEN, CASES, compared
 from composer_plugins.conformance.skyrl_claims import policy, rest
 from composer_plugins.conformance.skyrl_claims.suite import suite
@@ -58,7 +58,7 @@ def test_a_wrong_entry_of_the_table_is_a_row_that_differs(name: str, monkeypatch
     wrong, theirs = PLANTED[name]
     claims = [one for one in SUITE.claims if one.theirs == theirs and SUITE.is_there(one.place)]
     assert {compared(one, CASES).status for one in claims} == {"equal"}
-    for module in (policy, rest, surface):
+    for module in (policy, rest, skyrl_options):
         monkeypatch.setattr(module, "SKYRL", wrong)
     assert any(compared(one, CASES).status in BROKEN for one in claims)
 

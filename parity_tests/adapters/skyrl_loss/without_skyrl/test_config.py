@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from composer_plugins.adapters.skyrl_loss.surface import Configs
+from composer_plugins.adapters.skyrl_loss.options import Configs
 from composer_plugins.adapters.skyrl_loss.upstream import CONFIG, moved, release_of
 from composer_plugins.cli import app
 from composer_plugins.errors import ConfigError

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from composer_plugins.adapters.verl_plugin.surface import TARGET
+from composer_plugins.adapters.verl_plugin.options import TARGET
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.verl import Key
 from composer_plugins.objective.resolve import migrate, resolve

@@ -2,7 +2,7 @@
 
 import pytest
 
-from composer_plugins.adapters.verl_plugin.surface import asked, asked_in_a_run, channels_delivered, reduction
+from composer_plugins.adapters.verl_plugin.options import asked, asked_in_a_run, channels_delivered, reduction
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.contract import parameters_of
 from composer_plugins.frameworks.registry import called
