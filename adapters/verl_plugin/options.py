@@ -290,6 +290,27 @@ def group_of_one(choice: Choice, group_size: Any) -> Iterator[Finding]:
         yield Finding("warning", Key.GROUP_SIZE, problem, remedy)
 
 
+def check_its_result(choice: Choice) -> None:
+    """Raise ConfigError where a user's own loss returns no loss, by a call on tiny tensors.
+
+    A loss that fails on these for a reason of its own is left to `composer-plugins check`.
+    """
+    import torch
+
+    from composer_plugins.losses.calling import call
+
+    ones = torch.ones(2, 3)
+    logprobs = dict.fromkeys(("logprobs", "old_logprobs", "rollout_logprobs"), -ones)
+    tensors = {**logprobs, "logprobs": (-ones).requires_grad_(), "advantages": ones, "mask": ones.bool()}
+    tensors |= {"rewards": ones[:, 0], "group_ids": torch.zeros(2).long(), "lengths": ones.sum(-1).long()}
+    try:
+        call(choice, tensors | {"token_rewards": ones})
+    except ConfigError:
+        raise
+    except Exception:
+        return
+
+
 def reduction(choice: Choice | None, mode: str) -> Iterator[Finding]:
     """Yield an unknown loss_agg_mode, and a warning where it is not the reduction that belongs to the loss.
 
