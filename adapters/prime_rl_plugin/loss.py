@@ -5,16 +5,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.prime_rl_plugin import upstream
+from composer_plugins.adapters.prime_rl_plugin import upstream, values
 from composer_plugins.adapters.prime_rl_plugin.metrics import Averages
 from composer_plugins.adapters.prime_rl_plugin.options import TABLE, newer_than_tested, stamped
-from composer_plugins.adapters.prime_rl_plugin.values import (
-    RUN,
-    has_reference,
-    is_no_logprob,
-    is_replay,
-    is_stamped_in_part,
-)
 from composer_plugins.errors import Finding, enforce
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.composer import composer
@@ -39,6 +32,13 @@ class Masks(NamedTuple):
 # an environment which stamps a part of its completions has stamped one, and they are still the first steps.
 PATIENCE = 200
 WHAT = "a reference log-probability", "the mark of a pair"  # that a token of a hint and of a pair has
+IN_PART = Finding(
+    "warning",
+    "ref_logprobs",
+    f"{values.RUN} or more neighbouring tokens have 0.0, which is probability 1, beside others that have a "
+    "reference, and PRIME-RL writes 0.0 where a part of a branch was not stamped",
+    "stamp every node of a branch, and call stamps.check_trace(trace) in finalize",
+)
 
 
 class ChannelsLoss:
@@ -54,25 +54,29 @@ class ChannelsLoss:
         # By call, until `PATIENCE`: whether there is a token with a hint and one of a pair, on the device.
         self.stamped = list[Tensor]()
         # None where no channel reads the reference, which PRIME-RL may then fill as it likes.
-        self.positive: Flags | None = Flags() if any(self.asks_for_stamps) else None
-        self.in_part: Flags | None = Flags() if any(self.asks_for_stamps) else None
+        self.positive = Flags() if any(self.asks_for_stamps) else None
+        self.in_part = Flags() if any(self.asks_for_stamps) else None
         self.differing = Flags() if asked.choice.loss.per_sequence else None
 
     def __call__(self, inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum over the unmasked tokens of one sequence, and its metrics."""
         s = upstream.streams(inputs)
-        self._check(inputs, s)
-        if (
-            self.positive
-            and s.reference is not None
-            and self.positive.any(is_no_logprob(s.reference, s.mask))
-        ):
+        if not self.is_checked:  # the first inputs, closely
+            enforce(newer_than_tested(upstream.check_release(inputs)))
+            upstream.check_logprobs(s)
+            self.is_checked = True
+        reference, positive = s.reference, self.positive
+        if positive and reference is not None and positive.any(values.is_no_logprob(reference, s.mask)):
             raise positive_logprob("ref_logprobs", "a positive number")
         masks = _masks(s)
         if any(self.asks_for_stamps) and self.calls < PATIENCE:
             self._count(masks)
-        if self.in_part and masks.hint is not None and s.mask.shape[-1] >= RUN:
-            self._warn_of_parts(self.in_part, s.reference, masks.hint)
+        in_part, is_long = self.in_part, s.mask.shape[-1] >= values.RUN
+        if in_part and is_long and reference is not None and masks.hint is not None:
+            has_gap = values.is_stamped_in_part(reference, masks.hint)
+            if in_part.any(has_gap):
+                enforce([IN_PART])
+                self.in_part = None
         if self.differing and self.differing.any(differ_by_token(s.advantages, masks.policy)):
             raise differing_advantages(self.asked.choice.loss)
         policy, hint, config = self._policy(s, masks), self._hint(s, masks), self.config
@@ -89,14 +93,6 @@ class ChannelsLoss:
         )
         return total, self._metrics(s, masks, policy, hint, replay)
 
-    def _check(self, inputs: Any, s: upstream.Streams) -> None:
-        """Look at the first inputs closely."""
-        if self.is_checked:
-            return
-        enforce(newer_than_tested(upstream.check_release(inputs)))
-        upstream.check_logprobs(s)
-        self.is_checked = True
-
     def _count(self, masks: Masks) -> None:
         """Warn once of each channel without a token in the first `PATIENCE` calls; the last of them waits."""
         self.calls += 1
@@ -107,17 +103,6 @@ class ChannelsLoss:
             self.stamped.clear()
             given = zip(self.asks_for_stamps, WHAT, came, strict=True)
             enforce(_missed(option, what) for option, what, has in given if option and not has)
-
-    def _warn_of_parts(self, flags: Flags, reference: Tensor | None, mask: Tensor) -> None:
-        """Warn once of a sequence of which some tokens have a reference, and neighbouring ones have 0.0."""
-        if reference is not None and flags.any(is_stamped_in_part(reference, mask)):
-            problem = f"{RUN} or more neighbouring tokens have 0.0, which is probability 1, beside others "
-            problem += (
-                "that have a reference, and PRIME-RL writes 0.0 where a part of a branch was not stamped"
-            )
-            remedy = "stamp every node of a branch, and call stamps.check_trace(trace) in finalize"
-            enforce([Finding("warning", "ref_logprobs", problem, remedy)])
-            self.in_part = None
 
     def _policy(self, s: upstream.Streams, masks: Masks) -> TokenLoss:
         """The policy loss. One that learns from a reference trains the tokens that have one."""
@@ -184,19 +169,17 @@ class ChannelsLoss:
 def _missed(option: str, what: str) -> Finding:
     """The warning for an option, "hint_weight = 0.1", that asks for tokens which did not come."""
     problem = f"{option} is set, and no token of the first {PATIENCE} sequences had {what}"
-    remedy = (
-        "stamp the completions in the environment, and set [orchestrator.train] filter_zero_advantages = "
-    )
-    remedy += "false, or PRIME-RL drops groups of equal rewards with their stamps"
+    remedy = "stamp the completions in the environment, and set [orchestrator.train] filter_zero_advantages "
+    remedy += "= false, or PRIME-RL drops groups of equal rewards with their stamps"
     return Finding("warning", f"{TABLE}.{option.split()[0]}", problem, remedy)
 
 
 def _masks(s: upstream.Streams) -> Masks:
     if s.reference is None:
         return Masks(s.mask, None, None)
-    replay = s.mask & is_replay(s.reference)
+    replay = s.mask & values.is_replay(s.reference)
     policy = s.mask ^ replay
-    return Masks(policy, policy & has_reference(s.reference, policy), replay)
+    return Masks(policy, policy & values.has_reference(s.reference, policy), replay)
 
 
 def _sum(token_loss: Tensor, s: upstream.Streams) -> Tensor:

@@ -9,27 +9,13 @@ from composer_plugins.adapters.prime_rl_plugin.files import LOSS, TABLES, as_rl,
 from composer_plugins.adapters.prime_rl_plugin.options import FUNCTION, parse
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, Finding, Findings, error_of, unknown
+from composer_plugins.frameworks import prime_rl
 from composer_plugins.frameworks.contract import NOTHING, SAMPLING, NamedLoss
-from composer_plugins.frameworks.prime_rl import (
-    COMMIT,
-    LOSS_OPTIONS,
-    LOSSES,
-    MODE,
-    NEWEST_TESTED,
-    OLDEST,
-    PRIME_RL,
-)
+from composer_plugins.frameworks.prime_rl import MODE, PRIME_RL
 from composer_plugins.losses.choosing import choose, find_one
+from composer_plugins.objective import objective as objectives
 from composer_plugins.objective.keys import COUNT, POSITIVE, check_tables, not_carried, not_looked_at
-from composer_plugins.objective.objective import (
-    Behaviour,
-    Objective,
-    behaviours,
-    channels_of,
-    named,
-    named_policy,
-    without_policy,
-)
+from composer_plugins.objective.objective import Objective, named
 
 __all__ = ["merged_config", "read", "release", "render", "write"]
 
@@ -64,7 +50,7 @@ OUR_FILTER = "composer_plugins.recipes.prime_rl.stored_stamps.echo_filter"
 NAMED = {*NOT_CARRIED, *FILTERS, f"{OF_ALL}.algo.filter", f"{SOURCE}.algo.filter", f"{SOURCE}.name"}
 NAMED |= {f"{SOURCE}.{name}" for name in (*READ, *OF_SOURCE)}
 NAMED |= {f"{OF_ALL}.algo.type", f"{OF_ALL}.group_size", f"{SAMPLES}.sampling.temperature"}
-NAMED |= {f"trainer.loss.{name}" for name in (*LOSS_OPTIONS, *(one.key for one in PRIME_RL.options))}
+NAMED |= {f"trainer.loss.{name}" for name in (*prime_rl.LOSS_OPTIONS, *(one.key for one in PRIME_RL.options))}
 KNOWN = {*TABLES, LOSS}  # names at a file's top
 TABLES_READ = ("trainer", "trainer.loss", "trainer.loss.kwargs", OF_ALL, f"{OF_ALL}.algo", SAMPLES)
 
@@ -101,7 +87,7 @@ def unread(table: Mapping[str, Any], version: str | None = None) -> Iterator[str
 
 def release(version: str | None = None, table: Mapping[str, Any] = NOTHING) -> str:
     """The release whose options are read and written."""
-    return f"PRIME-RL {OLDEST} to {NEWEST_TESTED}, commit {COMMIT}"
+    return f"PRIME-RL {prime_rl.OLDEST} to {prime_rl.NEWEST_TESTED}, commit {prime_rl.COMMIT}"
 
 
 def _read(config: Mapping[str, Any]) -> tuple[Objective, Iterable[Finding]]:
@@ -121,7 +107,7 @@ def _read(config: Mapping[str, Any]) -> tuple[Objective, Iterable[Finding]]:
     remarks += [*_differing(with_rewards), *_not_carried(config, every)]
     if not with_rewards:
         why = f"{' and '.join(map(_routed, routed))}, without rewards"
-        return without_policy(why, remarks=tuple(remarks), has_terms=False, **common), ()
+        return objectives.without_policy(why, remarks=tuple(remarks), has_terms=False, **common), ()
     if (kind := first["algo.type"]) in ADVANTAGES:
         common["advantage"] = choose("advantage", ADVANTAGES[kind])
     else:
@@ -130,8 +116,8 @@ def _read(config: Mapping[str, Any]) -> tuple[Objective, Iterable[Finding]]:
     found.refuse()
     assert asked is not None
     policy, options = asked.choice, asked.config
-    given: Behaviour = "policy itself" if options.old_policy == "current" else "rollout engine"
-    old, rollout = behaviours(policy, given, "rollout engine")
+    given: objectives.Behaviour = "policy itself" if options.old_policy == "current" else "rollout engine"
+    old, rollout = objectives.behaviours(policy, given, "rollout engine")
     if options.hint_weight:
         remarks.append("the hint's teacher: it is whatever computed the reference log-probabilities")
     if options.replay_weight:
@@ -142,7 +128,7 @@ def _read(config: Mapping[str, Any]) -> tuple[Objective, Iterable[Finding]]:
         old=old,
         rollout=rollout,
         correction=asked.correction,
-        channels=channels_of(options),
+        channels=objectives.channels_of(options),
         denominators={"hint_weight": MODE, "replay_weight": "all tokens of the batch"},
         remarks=tuple(remarks),
         **common,
@@ -201,9 +187,9 @@ def kwargs_of(loss: Mapping[str, Any]) -> dict[str, Any]:
             problem = f"{loss.get('import_path')!r} is not our function"
             raise ConfigError("trainer.loss.import_path", problem, f"set {FUNCTION}, or PRIME-RL's own type")
         return dict(loss.get("kwargs") or {})
-    own = next((one for one in LOSSES if one.options["type"] == kind), None)
+    own = next((one for one in prime_rl.LOSSES if one.options["type"] == kind), None)
     if own is None:
-        known = (one.options["type"] for one in LOSSES)
+        known = (one.options["type"] for one in prime_rl.LOSSES)
         raise unknown("trainer.loss.type", str(kind), (*known, "custom"), noun="loss")
     return {"policy": own.row, "policy_params": params_of(own, loss)}
 
@@ -225,7 +211,7 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     """A TOML of PRIME-RL for this objective, as far as it can run it."""
     upstream.require(version)
     policy = objective.policy
-    kwargs = named_policy(objective)
+    kwargs = objectives.named_policy(objective)
     if "old_logprobs" in policy.loss.needs:
         kwargs["old_policy"] = "current" if objective.old == "policy itself" else "rollout"
     has_ratio = not {"old_logprobs", "rollout_logprobs"}.isdisjoint(policy.loss.needs)

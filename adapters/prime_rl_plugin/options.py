@@ -4,21 +4,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from composer_plugins.errors import Finding, Findings
-from composer_plugins.frameworks.prime_rl import (
-    COMMIT,
-    DEFAULT_POLICY,
-    GLOBAL_TOKENS,
-    MODE,
-    NEWEST_TESTED,
-    PRIME_RL,
-)
+from composer_plugins.frameworks import prime_rl
+from composer_plugins.frameworks.prime_rl import PRIME_RL
 from composer_plugins.objective.asking import Asked, ask
 from composer_plugins.objective.rules import sum_over_tokens
 
 MODULE = "composer_plugins.adapters.prime_rl_plugin"
 FUNCTION = f"{MODULE}.loss_fn"  # the import path
 TABLE = "trainer.loss.kwargs"
-DEFAULTS = {"policy": DEFAULT_POLICY, "hint_divergence": "sampled_token"}
+DEFAULTS = {"policy": prime_rl.DEFAULT_POLICY, "hint_divergence": "sampled_token"}
 
 
 def stamped(asked: Asked) -> tuple[str, str]:
@@ -51,15 +45,13 @@ def _findings(asked: Asked) -> Iterator[Finding]:
         remedy = "remove it, or set policy = 'ref_kl@prime-rl<0.7', which takes them"
         yield Finding("warning", "policy_params.tv_high", problem, remedy)
     if config.policy_weight:
-        yield from sum_over_tokens(policy, PRIME_RL, MODE, GLOBAL_TOKENS, "policy")
+        yield from sum_over_tokens(policy, PRIME_RL, prime_rl.MODE, prime_rl.GLOBAL_TOKENS, "policy")
 
 
 def newer_than_tested(is_newer: bool) -> Iterator[Finding]:
     """A warning where PRIME-RL is newer than the newest that was tested."""
     if is_newer:
-        yield Finding(
-            "warning",
-            "prime-rl",
-            f"it is newer than the newest that was tested, {NEWEST_TESTED} (commit {COMMIT})",
-            "compare its first steps with a run of its own loss, or install a tested version",
-        )
+        newest = f"{prime_rl.NEWEST_TESTED} (commit {prime_rl.COMMIT})"
+        problem = f"it is newer than the newest that was tested, {newest}"
+        remedy = "compare its first steps with a run of its own loss, or install a tested version"
+        yield Finding("warning", "prime-rl", problem, remedy)

@@ -22,18 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from composer_plugins.adapters.prime_rl_plugin import upstream
+from composer_plugins.adapters.prime_rl_plugin import upstream, values
 from composer_plugins.adapters.prime_rl_plugin.upstream import Node
-from composer_plugins.adapters.prime_rl_plugin.values import (
-    MARKED,
-    REPLAY,
-    SMALLEST,
-    Array,
-    log_probabilities,
-    numbers,
-    reference_values,
-    stamped,
-)
+from composer_plugins.adapters.prime_rl_plugin.values import REPLAY, SMALLEST
 from composer_plugins.errors import ComposerWarning, ConfigError, DataError
 
 
@@ -50,7 +41,7 @@ def stamp_reference(node: Node, logprobs: Sequence[float]) -> None:
     if is_pair(node):
         problem = "this node belongs to a replayed pair"
         raise DataError("reference", problem, "stamp a token with a hint or a pair, not both")
-    node.reference_logprobs = stamped(reference_values(logprobs, count, "reference")).tolist()
+    node.reference_logprobs = values.stamped(values.reference_values(logprobs, count, "reference")).tolist()
 
 
 def stamp_plain(node: Node) -> None:
@@ -119,7 +110,7 @@ def dpo_coefficient(margin: float, *, beta: float = 0.1, weight: float = 1.0) ->
 
 def is_pair(node: Node) -> bool:
     """Whether the node carries the mark of a replayed pair."""
-    return any(value > MARKED for value in node.reference_logprobs or ())
+    return any(value > values.MARKED for value in node.reference_logprobs or ())
 
 
 def check_trace(trace: Any) -> None:
@@ -151,10 +142,10 @@ def _check_nodes(nodes: list[Node]) -> None:
         if is_pair(node):
             _check_mark(node, stream)
         if stream is not None:
-            numbers(stream, len(node.token_ids), "weights")
+            values.numbers(stream, len(node.token_ids), "weights")
     if with_reference:
         joined = np.concatenate([_reference(node) for node in plain])
-        reference_values(joined, len(joined), "references of a branch")
+        values.reference_values(joined, len(joined), "references of a branch")
     if with_weights and not any(any(stream or ()) for stream in weights):
         problem = "they are all 0.0, which PRIME-RL reads as weight 1"
         raise DataError("weights of a branch", problem, "stamp other weights, or none")
@@ -186,9 +177,9 @@ def _margin(nodes: Sequence[Node]) -> float:
         if node.reference_logprobs is None:
             problem = "a node has no reference"
             raise DataError("pair", problem, "stamp pi_ref's log-probabilities first, with stamp_reference")
-        terms += (log_probabilities(node.logprobs, count, "logprobs") - _reference(node)).tolist()
+        terms += (values.log_probabilities(node.logprobs, count, "logprobs") - _reference(node)).tolist()
     return math.fsum(terms)
 
 
-def _reference(node: Node) -> Array:
-    return log_probabilities(node.reference_logprobs or (), upstream.sampled_count(node), "reference")
+def _reference(node: Node) -> values.Array:
+    return values.log_probabilities(node.reference_logprobs or (), upstream.sampled_count(node), "reference")

@@ -16,6 +16,7 @@ from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.row import Kind
 from composer_plugins.objective.by_table import nested
 from composer_plugins.objective.objective import Objective, named, named_policy
+from composer_plugins.objective.options import as_yaml
 
 _CONFIGS = Configs()
 KNOWN = _CONFIGS.KNOWN
@@ -76,7 +77,7 @@ def own_loss(configs: Configs, kind: Kind, wanted: Choice) -> dict[str, Any] | N
 
 def render(table: Mapping[str, Any]) -> str:
     """The config as a command: SkyRL takes options, and no file."""
-    words = [shlex.quote(f"{key}={_word(x)}") for key, x in _leaves(table)]
+    words = [shlex.quote(f"{key}={x if isinstance(x, str) else as_yaml(x)}") for key, x in _leaves(table)]
     return " \\\n  ".join(["python -m skyrl.train.entrypoints.main_base", *words]) + "\n"
 
 
@@ -93,9 +94,3 @@ def _leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, An
             yield from _leaves(value, f"{above}{key}.")
         else:
             yield f"{above}{key}", value
-
-
-def _word(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value)
