@@ -63,9 +63,8 @@ def is_newer(release: str | None) -> bool:
 def _number(release: str) -> tuple[float, ...]:
     found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:\.?dev(\d+))?", release)
     if found is None:
-        raise ConfigError(
-            "--version", f"{release!r} is not a version", f"write 0.8.0, 0.8.1.dev52 or {COMMIT}"
-        )
+        remedy = f"write 0.8.0, 0.8.1.dev52 or {COMMIT}"
+        raise ConfigError("--version", f"{release!r} is not a version", remedy)
     major, minor, patch, dev = found.groups()
     return int(major), int(minor), int(patch or 0), float(dev or "inf") if patch else 0.0
 
@@ -155,22 +154,19 @@ def check_node_type(node_type: type) -> None:
     """
     fields = getattr(node_type, "model_fields", None) or getattr(node_type, "__dataclass_fields__", {})
     if absent := [name for name in NODE_FIELDS if name not in fields]:
-        raise ConfigError(
-            node_type.__name__,
-            f"there is no {' and no '.join(absent)}, which verifiers has since {VERIFIERS_SINCE}, and which "
-            f"PRIME-RL passes on since {NODES_SINCE}",
-            "upgrade, or with PRIME-RL 0.8 use echo_filter of recipes.prime_rl",
-        )
+        problem = f"there is no {' and no '.join(absent)}, which verifiers has since {VERIFIERS_SINCE}, and "
+        problem += f"which PRIME-RL passes on since {NODES_SINCE}"
+        remedy = "upgrade, or with PRIME-RL 0.8 use echo_filter of recipes.prime_rl"
+        raise ConfigError(node_type.__name__, problem, remedy)
 
 
 def sampled_count(node: Node) -> int:
     """How many of the node's tokens the policy sampled; an error if the node cannot be stamped."""
     check_node_type(type(node))
     count = sum(node.mask)
-    if not (node.sampled and count):
-        raise DataError(
-            "node", "the policy did not sample it, so it is not trained", "stamp completions only"
-        )
+    if not is_trained(node):
+        problem = "the policy did not sample it, so it is not trained"
+        raise DataError("node", problem, "stamp completions only")
     return count
 
 

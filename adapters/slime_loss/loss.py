@@ -93,7 +93,7 @@ class SlimeLoss:
             return pad_sequence([x if name in ("logprobs", "entropies") else x.detach() for x in whole], True)
 
         given = {name: rows(name).to(logits.device) for name in streams}
-        for i, (mask, tokens) in enumerate(zip(batch["loss_masks"], batch["response_lengths"], strict=True)):
+        for i, (mask, tokens) in enumerate(zip(batch["loss_masks"], lengths[1], strict=True)):
             if len(mask) != tokens:
                 problem = f"response {i} has {len(mask)} values, and {tokens} tokens"
                 raise DataError("batch['loss_masks']", problem, "pass one value per token of the response")

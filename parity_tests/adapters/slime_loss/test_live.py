@@ -37,13 +37,7 @@ def on_ranks(case: dict[str, Any], folder: Path, ranks: int) -> list[Tensor]:
     """Loss and gradient of a step on so many ranks of context parallelism."""
     folder.mkdir()
     torch.save(case, folder / "case.pt")
-    words = [
-        sys.executable,
-        "-m",
-        "parity_tests.rigs.slime_ranks",
-        str(checkout("slime")),
-        str(folder),
-    ]
+    words = [sys.executable, "-m", "parity_tests.rigs.slime_ranks", str(checkout("slime")), str(folder)]
     running = [subprocess.Popen([*words, str(rank), str(ranks)], cwd=ROOT) for rank in range(ranks)]
     assert [one.wait(300) for one in running] == [0] * ranks
     found = [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
