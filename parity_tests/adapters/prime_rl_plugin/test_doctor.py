@@ -148,42 +148,26 @@ def test_the_probe_needs_nothing_but_the_standard_library() -> None:
 # --- PRIME-RL's own classes ------------------------------------------------------------------------------
 
 RL_CONFIG = """
-from typing import Annotated, Any, Literal
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, model_validator
 
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-class Default(Strict):
-    type: Literal["default"] = "default"
-
-class Custom(Strict):
-    type: Literal["custom"] = "custom"
-    import_path: str
-    kwargs: dict[str, Any] = {}
-
-class TrainerConfig(Strict):
-    loss: Annotated[Default | Custom, Field(discriminator="type")] = Default()
-
-class Source(Strict):
+class Source(BaseModel, extra="forbid"):
     name: str
-    env: dict[str, Any] = {}
+    env: dict = {}
 
-class Train(Strict):
+class Train(BaseModel, extra="forbid"):
     source: list[Source] = []
 
-class Orchestrator(Strict):
-    group_size: int = Field(1, ge=1)
+class Orchestrator(BaseModel, extra="forbid"):
+    group_size: int = 1
     train: Train = Train()
 
-class RLConfig(Strict):
-    model: dict[str, Any] = {}
-    trainer: TrainerConfig = TrainerConfig()
+class RLConfig(BaseModel, extra="forbid"):
+    model: dict = {}
+    trainer: dict = {}
     orchestrator: Orchestrator = Orchestrator()
     max_steps: int | None = None
 
     @model_validator(mode="before")
-    @classmethod
     def moved(cls, data):
         return {**data, "trainer": data.pop("trainer", {})}
 

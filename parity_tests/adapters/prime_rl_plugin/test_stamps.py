@@ -68,9 +68,8 @@ def dpo_gradients(pair: list[list[MessageNode]], beta: float) -> list[Tensor]:
     """Autograd through the kernel, on what the nodes hold before they are stamped."""
     made = double.samples(Trace([branch(nodes) for nodes in pair]))
     policy = [torch.tensor(s.logprobs, dtype=torch.float64, requires_grad=True) for s in made]
-    masks = [torch.tensor(s.mask) for s in made]
     reference = [torch.tensor(s.ref_logprobs, dtype=torch.float64) for s in made]
-    scores = [(x * m).sum()[None] for x, m in zip([*policy, *reference], masks * 2, strict=True)]
+    scores = [x[s.mask].sum()[None] for x, s in zip([*policy, *reference], made * 2, strict=True)]
     return list(torch.autograd.grad(dpo(*scores, beta=beta).loss.sum(), policy))
 
 
@@ -248,10 +247,8 @@ def test_a_pair_takes_single_nodes_and_none_in_common() -> None:
         stamp_replay_pair([a, b], [b])
     with pytest.raises(DataError, match="a completion has no nodes"):
         stamp_replay_pair(a, [])
-    before = copy.deepcopy(a)
     with pytest.raises(DataError, match="pair: a node is in it twice; pass each node once"):
         stamp_replay_pair([a, a], b)
-    assert a == before
     assert stamp_replay_pair(a, b) > 0
 
 
@@ -288,33 +285,25 @@ def test_a_reference_on_part_of_a_branch_is_found() -> None:
     check_trace(Trace([branch(nodes[:1]), branch(nodes)]))  # the first node is context in the second
 
 
-def test_weights_that_upstream_reads_otherwise_are_found() -> None:
-    (node,) = nodes = completion(1, 2)
-    node.loss_weights = {"rl": [0.0] * 4}
-    with pytest.raises(DataError, match="all 0.0"):
-        check_trace(nodes)
-    node.loss_weights = {"rl": [1.0] * 2}
-    with pytest.raises(DataError, match="weights: 2 numbers for 4 tokens"):
-        check_trace(nodes)
-    node.loss_weights = {"rl": [0.0, 0.0, 1.0, float("nan")]}
-    with pytest.raises(DataError, match="nan at position 3"):
-        check_trace(nodes)
+OTHERWISE: list[tuple[dict[str, Any], str]] = [
+    ({"reference_logprobs": [-1.0]}, "1 numbers for 2 tokens"),
+    ({"reference_logprobs": [-1.0, 0.25]}, "it holds 0.25 at position 1, and a log-probability is at most 0"),
+    ({"reference_logprobs": [1.0, -1.0]}, "its mark is at 1 of 2"),
+    ({"reference_logprobs": [1.0]}, "its mark is at 1 of 2"),
+    ({"reference_logprobs": [1.0, 1.0]}, "its mark is at 2 of 2 sampled tokens without weights"),
+    ({"loss_weights": {"rl": [0.0] * 4}}, "all 0.0"),
+    ({"loss_weights": {"rl": [1.0] * 2}}, "weights: 2 numbers for 4 tokens"),
+    ({"loss_weights": {"rl": [0.0, 0.0, 1.0, math.nan]}}, "nan at position 3"),
+]
 
 
-@pytest.mark.parametrize(
-    ("reference", "said"),
-    [
-        ([-1.0], "1 numbers for 2 tokens"),
-        ([-1.0, 0.25], "it holds 0.25 at position 1, and a log-probability is at most 0"),
-        ([1.0, -1.0], "its mark is at 1 of 2"),
-        ([1.0], "its mark is at 1 of 2"),
-        ([1.0, 1.0], "its mark is at 2 of 2 sampled tokens without weights"),
-    ],
-)
-def test_a_reference_that_the_loss_reads_otherwise_is_found(reference: list[float], said: str) -> None:
+@pytest.mark.parametrize(("stamped", "said"), OTHERWISE)
+def test_a_stamp_that_prime_rl_or_the_loss_reads_otherwise_is_found(
+    stamped: dict[str, Any], said: str
+) -> None:
     (node,) = nodes = completion(1, 2)
     check_trace(nodes)
-    node.reference_logprobs = reference
+    vars(node).update(stamped)
     with pytest.raises(DataError, match=said):
         check_trace(Trace([branch(nodes)]))
 
@@ -351,23 +340,9 @@ def test_the_real_branch_spreads_stamps_as_the_double_does() -> None:
 
     check_node_type(graph.MessageNode)
     pair = [completion(1, 3, 2), completion(2, 4)]
-    real = [
-        trace.Branch(
-            index=i,
-            nodes=[
-                graph.MessageNode(
-                    message=types.AssistantMessage(content="x"),
-                    sampled=node.sampled,
-                    token_ids=node.token_ids,
-                    mask=node.mask,
-                    logprobs=node.logprobs,
-                    reference_logprobs=node.reference_logprobs,
-                )
-                for node in branch(nodes).nodes
-            ],
-        )
-        for i, nodes in enumerate(pair)
-    ]
+    said = types.AssistantMessage(content="x")
+    made = [[graph.MessageNode(message=said, **vars(node)) for node in branch(one).nodes] for one in pair]
+    real = [trace.Branch(index=i, nodes=nodes) for i, nodes in enumerate(made)]
     coefficient = stamp_replay_pair(*pair)
     assert coefficient == stamp_replay_pair(*([n for n in one.nodes if n.sampled] for one in real))
     for one, sample in zip(real, double.samples(Trace([branch(nodes) for nodes in pair])), strict=True):

@@ -1,6 +1,7 @@
 """`composer-plugins check NAME --as skyrl` on the losses of SkyRL's own registry."""
 
 import pytest
+import torch
 
 from composer_plugins.conformance.skyrl_claims import upstream
 from composer_plugins.errors import ConfigError
@@ -27,3 +28,12 @@ def test_a_loss_that_another_package_has_registered_is_found(monkeypatch: pytest
 def test_a_misspelt_name_is_an_error() -> None:
     with pytest.raises(ConfigError, match="unknown policy loss of SkyRL's registry 'regualr'; did you mean"):
         check_as("regualr", "skyrl")
+
+
+@pytest.mark.parametrize("lengths, times", [([6, 4, 5, 2], 17), ([600, 40, 500, 20], 1160)])
+def test_the_mean_of_skyrls_example_is_divided_twice(lengths: list[int], times: int) -> None:
+    """examples/train/algorithms/custom_policy_loss, at NovaSky-AI/SkyRL@a956457, returns such a mean."""
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(-1)
+    advantages = upstream.divided(torch.ones(mask.shape).double(), mask, "token_mean", 0, [4])
+    assert float(advantages[mask].sum()) == pytest.approx(1.0)
+    assert float(advantages.mean()) == pytest.approx(1 / times)
