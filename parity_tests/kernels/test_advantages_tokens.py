@@ -167,6 +167,15 @@ def test_equal_returns_have_no_advantage_and_certain_tokens_the_plain_mean_as_ba
     assert ours.flatten().tolist() == [-2.0, -1.0, 3.0]
 
 
+@pytest.mark.parametrize("gamma", [0.9, 1.0])
+def test_a_row_of_40_tokens_equals_loops(gamma: float) -> None:
+    """A scan doubles its step: 16 tokens tell nothing of the step after 8."""
+    g = torch.Generator().manual_seed(0)
+    rewards, mask = torch.randn(3, 40, generator=g, dtype=torch.float64), torch.rand(3, 40, generator=g) < 0.8
+    wanted = returns(rewards, mask, gamma)
+    assert_parity(discounted_returns(rewards, mask, gamma=gamma), wanted, terms=40, magnitude=40.0)
+
+
 def test_a_long_sequence_is_discounted_without_underflow() -> None:
     """A ratio of cumulative products would divide by 0.9 ** 4000, which is 0."""
     rewards, mask = torch.ones(1, 4000), torch.ones(1, 4000, dtype=torch.bool)
