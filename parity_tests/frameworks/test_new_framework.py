@@ -62,10 +62,6 @@ def run(*words: str | Path) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_a_table_and_a_loss_are_less_than_200_lines() -> None:
-    assert sum(len(path.read_text().splitlines()) for path in MADE_UP.glob("*.py")) < 200
-
-
 def test_without_its_distribution_no_command_knows_it() -> None:
     assert "unknown framework 'lantern'" in run("list", "--framework", "lantern")[1]
 

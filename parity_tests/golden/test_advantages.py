@@ -23,92 +23,61 @@ def largest_term(rewards: Tensor, ids: Tensor, *, divided: bool) -> float:
     return float(rewards.abs().max()) / min(1.0, smallest)
 
 
-@claim("drgrpo_advantages")
-def test_advantages_equal_understand_r1_zero(case: Case) -> None:
-    rewards = golden.tensor(case["rewards"]).sum(-1)
-    ids = torch.arange(len(rewards)) // case["num_samples"]
-    scaled = case["critic_type"] == "grpo"
-    ours = kernel("grpo@r1-zero" if scaled else "dr_grpo@r1-zero")(rewards, ids)
-    theirs = golden.tensor(case["advantages"])
-    assert_parity(ours, theirs, terms=len(rewards), magnitude=largest_term(rewards, ids, divided=scaled))
+# Of each recording the key that a row depends on, and the row for each of its values.
+ROWS: dict[str, tuple[str, dict[Any, str]]] = {
+    "drgrpo_advantages": ("critic_type", {"grpo": "grpo@r1-zero", "drgrpo": "dr_grpo@r1-zero"}),
+    "openrlhf_advantages": ("file", {"openrlhf_advantages": "grpo@openrlhf"}),
+    "slime_advantages": ("grpo_std_normalization", {True: "grpo@slime", False: "dr_grpo"}),
+    "openrlhf_0_11_advantages": ("estimator", {"dr_grpo": "dr_grpo@openrlhf", "rloo": "rloo@openrlhf"}),
+    "open_instruct_advantages": (
+        "advantage_normalization_type",
+        {"standard": "grpo@open-instruct", "centered": "dr_grpo"},
+    ),
+    "prime_rl_advantages": ("algorithm", {"grpo": "dr_grpo@prime-rl", "max_rl": "maxrl@prime-rl"}),
+    "torchtitan_advantages": (
+        "should_std_normalize",
+        {True: "grpo@torchtitan", False: "dr_grpo@torchtitan"},
+    ),
+}
 
 
 def rows_of(case: Case) -> tuple[Tensor, Tensor]:
-    """Rewards in the precision of the recording, and the group of each: `num_samples` rows in a sequence."""
+    """Rewards in the precision of the recording, and the group of each: `num_samples` rows in a sequence.
+
+    In slime, all rows are one group where the batch has not the size that its options say.
+    """
     rewards = golden.tensor(case["rewards"], golden.dtype(case))
-    return rewards, torch.arange(len(rewards)) // case.get("num_samples", len(rewards))
+    rewards = rewards.sum(-1) if case["file"] == "drgrpo_advantages" else rewards
+    size = case.get("num_samples", len(rewards))
+    if case.get("rollout_batch_size", len(rewards) // size) * size != len(rewards):
+        size = len(rewards)
+    return rewards, torch.arange(len(rewards)) // size
 
 
-def is_flat(case: Case) -> bool:
-    """Whether all rewards are equal, and their mean in float32 is not."""
-    return case["edge"] == "tenths" and case.get("dtype") == "torch.float32"
+def is_nan(case: Case) -> bool:
+    """Whether a deviation with ddof=1 divides by 0 upstream."""
+    return case["edge"] == "groups_of_one" and case["file"] in {"openrlhf_advantages", "slime_advantages"}
 
 
-def is_alone(case: Case) -> bool:
-    return case["edge"] == "groups_of_one"
-
-
-def assert_rewards_equal(name: str, case: Case, ids: Tensor | None = None, *, divided: bool) -> None:
-    """The advantages of a catalogue row are those recorded."""
-    __tracebackhide__ = True
-    rewards, groups = rows_of(case)
-    ids = groups if ids is None else ids
-    largest = largest_term(rewards, ids, divided=divided)
-    if is_flat(case):
-        assert not kernel(name)(rewards, ids).any()
-        assert golden.tensor(case["advantages"]).abs().min() > 0, "upstream's mean has become exact"
+@claim(*ROWS, where=lambda case: not is_nan(case))
+def test_advantages_of_groups_equal_upstream(case: Case) -> None:
+    key, names = ROWS[case["file"]]
+    name, (rewards, ids) = names[case[key]], rows_of(case)
+    ours, theirs = kernel(name)(rewards, ids), golden.tensor(case["advantages"])
+    if case["edge"] == "tenths" and case.get("dtype") == "torch.float32":  # all rewards are equal
+        assert not ours.any()
+        assert theirs.abs().min() > 0, "upstream's mean has become exact"
         return
-    theirs = golden.tensor(case["advantages"])
-    assert_parity(
-        kernel(name)(rewards, ids), theirs, terms=len(ids), magnitude=largest, dtype=golden.dtype(case)
-    )
+    largest = largest_term(rewards, ids, divided=name.startswith(("grpo", "maxrl")))
+    assert_parity(ours, theirs, terms=len(ids), magnitude=largest, dtype=golden.dtype(case))
 
 
-@claim("openrlhf_advantages", where=lambda case: not is_alone(case))
-def test_grpo_equals_openrlhf(case: Case) -> None:
-    assert_rewards_equal("grpo@openrlhf", case, divided=True)
-
-
-def one_group_if_incomplete(case: Case) -> Tensor:
-    """slime's groups: all rows are one where the batch has not the size that its options say."""
-    rewards, ids = rows_of(case)
-    whole = len(rewards) == case["num_samples"] * case["rollout_batch_size"]
-    return ids if whole else torch.zeros_like(ids)
-
-
-@claim("slime_advantages", where=lambda case: not is_alone(case))
-def test_grpo_equals_slime(case: Case) -> None:
-    divided = case["grpo_std_normalization"]
-    name = "grpo@slime" if divided else "dr_grpo"
-    assert_rewards_equal(name, case, one_group_if_incomplete(case), divided=divided)
-
-
-@claim("openrlhf_advantages", "slime_advantages", where=is_alone)
+@claim("openrlhf_advantages", "slime_advantages", where=is_nan)
 def test_a_group_of_one_is_nan_in_openrlhf_and_in_slime_and_zero_here(case: Case) -> None:
-    """Their deviation with ddof=1 divides by 0."""
     rewards, ids = rows_of(case)
     assert golden.tensor(case["advantages"]).isnan().all()
     for name in ("grpo@openrlhf", "grpo@slime"):
         assert torch.equal(kernel(name)(rewards, ids), torch.zeros_like(rewards))
-
-
-@claim("openrlhf_0_11_advantages")
-def test_dr_grpo_and_rloo_equal_openrlhf(case: Case) -> None:
-    """`dr_grpo@openrlhf` and `rloo@openrlhf`."""
-    assert_rewards_equal(f"{case['estimator']}@openrlhf", case, divided=False)
-
-
-@claim("open_instruct_advantages")
-def test_grpo_equals_open_instruct(case: Case) -> None:
-    """Its default is "centered", without a deviation."""
-    divided = case["advantage_normalization_type"] == "standard"
-    assert_rewards_equal("grpo@open-instruct" if divided else "dr_grpo", case, divided=divided)
-
-
-@claim("prime_rl_advantages")
-def test_advantages_equal_prime_rl(case: Case) -> None:
-    name = {"grpo": "dr_grpo@prime-rl", "max_rl": "maxrl@prime-rl"}[case["algorithm"]]
-    assert_rewards_equal(name, case, divided=case["algorithm"] == "max_rl")
 
 
 def rows_by_index(case: Case) -> tuple[Tensor, Tensor]:
@@ -159,13 +128,3 @@ def test_length_adaptive_gae_equals_nemo_rl(case: Case) -> None:
     targets = kernel("gae", gamma=gamma, lam=1.0, whiten=False)(rewards, values, mask) + values
     theirs = golden.tensor(case["returns"])
     assert_parity(torch.where(mask, targets, 0.0), theirs, **scale, what="returns")
-
-
-@claim("torchtitan_advantages")
-def test_advantages_equal_torchtitan(case: Case) -> None:
-    """`grpo@torchtitan` and `dr_grpo@torchtitan`, one group at a time."""
-    rewards = golden.tensor(case["rewards"])
-    name = "grpo@torchtitan" if case["should_std_normalize"] else "dr_grpo@torchtitan"
-    ours = kernel(name)(rewards, torch.zeros(len(rewards), dtype=torch.long))
-    magnitude = largest_term(rewards, torch.zeros_like(rewards), divided=case["should_std_normalize"])
-    assert_parity(ours, golden.tensor(case["advantages"]), terms=len(rewards), magnitude=magnitude)

@@ -15,7 +15,7 @@ from composer_plugins.kernels.corrections import corrected
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs import dialects, golden
 from parity_tests.rigs.golden import Case, claim
-from parity_tests.rigs.recorded import Called, assert_equals, called, params
+from parity_tests.rigs.recorded import Called, assert_equals, assert_reduced, called, params
 
 
 def weighed(found: Called, weights: Tensor) -> Called:
@@ -30,12 +30,6 @@ def correction(
     old, rollout = (golden.tensor(case[f"{policy}_log_prob"]).to(dtype) for policy in ("old", "rollout"))
     weights: Tensor = reductions.kernel("correction", name)(old, rollout, mask, **options)
     return weights
-
-
-def assert_reduced(case: Case, found: Called, mode: str = "", **counts: float) -> None:
-    """Assert that the loss, reduced by the mode of its row or by another, is the recorded one."""
-    loss = aggregate(found.token.loss, found.mask, mode or found.choice.mode, **counts)
-    assert_equals(case, loss, found.token.loss, found.logprobs)
 
 
 CLASSES = {"GRPOLoss": "grpo@torchtitan", "DAPOLoss": "dapo@torchtitan"}

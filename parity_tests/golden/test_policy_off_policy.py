@@ -11,7 +11,7 @@ import torch
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs import golden
 from parity_tests.rigs.golden import Case, claim
-from parity_tests.rigs.recorded import called
+from parity_tests.rigs.recorded import NAMES, called
 
 # Whose code a file has recorded: the dialect of its losses.
 AUTHORS = {
@@ -30,17 +30,13 @@ AUTHORS = {
     "bapo_policy": "@bapo",
     "m2po_policy": "@m2po",
 }
-# What they call our parameters, where it is another name.
-NAMES = {
+# What they call our parameters, where it is another name and not as in `NAMES`.
+OWN_NAMES = {
+    "epsilon": "epsilon",
     "drpo_epsilon": "delta",
     "clip_mode": "clip",
     "epsilon_low": "clip_low",
-    "epsilon_high": "clip_high",
     "epsilon_high_prime": "outer_high",
-    "kimi15_tau": "beta",
-    "cispo_epsilon_low": "clip_low",
-    "cispo_epsilon_high": "clip_high",
-    "delta": "ratio_cap",
     "fipo_decay_rate": "half_life",
     "is_correction_threshold": "delta",
     "rho_mask_upper_bound": "threshold",
@@ -49,7 +45,6 @@ NAMES = {
     "gppo_loss_beta2": "beta_high",
     "clip_ratio_low": "epsilon_low",
     "clip_ratio_high": "epsilon_high",
-    "clip_ratio_c": "dual_clip",
     "ratio_lower_max": "ratio_low_max",
     "ratio_upper_max": "ratio_high_max",
     "ratio_upper_step": "step_high",
@@ -69,8 +64,6 @@ def ours(key: str, value: Any) -> dict[str, Any]:
         case "off_policy_reshape":
             gamma = float(value.removeprefix("p_div_p_"))
             return {} if gamma == 0.1 else {"gamma": gamma}  # the default of the dialect
-        case "clip_eps":
-            return {"clip_low": value, "clip_high": value}
         case "adv_ratio_target":
             return {"share": value / (1 + value)}
         case "fipo_clip_high_only":
@@ -80,7 +73,8 @@ def ours(key: str, value: Any) -> dict[str, Any]:
             return {"weight_low": low, "weight_high": high}
         case "fipo_safety_threshold":
             return {"safety": value or OFF}
-    return {NAMES.get(key, key): value}
+    names = (OWN_NAMES[key],) if key in OWN_NAMES else NAMES.get(key, (key,))
+    return dict.fromkeys(names, value)
 
 
 @claim(*AUTHORS)
@@ -102,9 +96,7 @@ def test_losses_equal_their_authors(case: Case) -> None:
     elif name == "aspo@archer":  # at the dual clip it is -A dual_clip log pi there, and -A dual_clip here
         at_dual_clip = (token.metrics["weight"].value == choice.params["dual_clip"]) & mask
         loss = torch.where(at_dual_clip, loss * logprobs.detach(), loss)
-    elif (
-        name == "m2po@m2po"
-    ):  # their bounds are float32: a token at one may be clipped there, and is not here
+    elif name == "m2po@m2po":  # at their bounds, which are float32, a token may be clipped there alone
         ratio, low, high = (token.metrics[key].value for key in ("ratio", "clip_low", "clip_high"))
         at_bound = (ratio - low).abs().minimum((ratio - high).abs()) < 1e-9
         clipped_there = at_bound & (recorded == 0)

@@ -14,12 +14,7 @@ from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs import dialects, golden
 from parity_tests.rigs.golden import Case, claim, is_nan, is_number
-from parity_tests.rigs.recorded import Called, assert_equals, batch, called, params
-
-
-def reduced(found: Called, **counts: float) -> Tensor:
-    """Reduce by the mode of the row."""
-    return aggregate(found.token.loss, found.mask, found.choice.mode, **counts)
+from parity_tests.rigs.recorded import assert_equals, assert_reduced, batch, called, params
 
 
 def assert_logs(
@@ -51,17 +46,17 @@ def test_ppo_equals_openrlhf(case: Case) -> None:
     found = called("ppo@openrlhf", case, **params(case))
     token, logprobs, mask, _ = found
     if case["kwargs"].get("token_level_loss", True):
-        loss = reduced(found)
+        assert_reduced(case, found)
     else:
         loss = dialects.verl(token.loss, mask, "seq-mean-token-mean")  # n + 1e-8 here too
-    assert_equals(case, loss, token.loss, logprobs)
+        assert_equals(case, loss, token.loss, logprobs)
     assert_logs(case, mask, clip_ratio=clipped(token), ppo_kl=drift(case))
 
 
 @claim("openrlhf_policy", where=is_nan)
 def test_a_batch_without_an_unmasked_token_is_nan_in_openrlhf_and_zero_here(case: Case) -> None:
     found = called("ppo@openrlhf", case, **params(case))
-    loss = reduced(found)
+    loss = aggregate(found.token.loss, found.mask, found.choice.mode)
     (gradient,) = torch.autograd.grad(loss, found.logprobs)
     assert not loss and not gradient.any() and not found.mask.any()
     assert math.isnan(float(case["loss"])) and golden.tensor(case["grad_log_prob"]).isnan().any()
@@ -71,7 +66,8 @@ def test_a_batch_without_an_unmasked_token_is_nan_in_openrlhf_and_zero_here(case
 @claim("slime_policy")
 def test_ppo_equals_slime(case: Case) -> None:
     """slime counts every row, and sums clip fractions and drifts as it sums the loss: in float32."""
-    token, logprobs, mask, choice = called("ppo@slime", case, **params(case))
+    found = called("ppo@slime", case, **params(case))
+    token, _, mask, choice = found
     if case["calculate_per_token_loss"]:
         # Megatron divides by `normalizer`, where a row is one token at least.
         assert case["normalizer"] == float(mask.sum(-1).clamp(min=1).sum())
@@ -80,7 +76,7 @@ def test_ppo_equals_slime(case: Case) -> None:
         assert case["normalizer"] == 1
         # Its caller divides what is logged.
         mode, rows, one = choice.mode, {"num_sequences": len(mask)}, {"num_sequences": 1}
-    assert_equals(case, aggregate(token.loss, mask, mode, **rows), token.loss, logprobs)
+    assert_reduced(case, found, mode, **rows)
     for key, logged in (("pg_clipfrac", clipped(token)), ("ppo_kl", drift(case))):
         value, recorded = aggregate(logged.double(), mask, mode, **one), golden.tensor(case["metrics"][key])
         assert_parity(value, recorded, terms=mask.numel(), dtype=torch.float32, magnitude=4.0, what=key)
@@ -96,7 +92,7 @@ def test_grpo_and_sapo_equal_areal(case: Case) -> None:
         {"ppo_actor_loss_fn": "grpo@areal", "sapo_loss_fn": "sapo@areal"}[case["fn"]], case, **options
     )
     token, mask = found.token, found.mask
-    assert_equals(case, reduced(found), token.loss, found.logprobs)
+    assert_reduced(case, found)
     if case["fn"] == "sapo_loss_fn":
         return
     beyond = torch.zeros_like(mask)

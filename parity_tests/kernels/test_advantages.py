@@ -13,7 +13,6 @@ from torch import Tensor
 
 from composer_plugins.kernels.advantages import (
     dr_grpo,
-    gdpo,
     gpg,
     grpo,
     grpo_leave_one_out,
@@ -31,14 +30,6 @@ from composer_plugins.testing.strategies import grouped_rewards
 from parity_tests.rigs.every import each, row_id, rows
 
 Estimator = Callable[..., Tensor]
-
-
-def opo_of_equal_lengths(rewards: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-    return opo(rewards, ids, torch.full_like(ids, 7), mask)
-
-
-def gdpo_of_one(rewards: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-    return gdpo(rewards.unsqueeze(1), ids, mask)
 
 
 def whitened(rewards: Tensor, ids: Tensor, mask: Tensor | None = None, **options: float) -> Tensor:
@@ -196,27 +187,6 @@ def test_large_offset_does_not_swallow_advantages(dtype: torch.dtype, offset: fl
     for estimator in (grpo, dr_grpo, rloo):
         ours = estimator(base + offset, ids)
         assert_parity(ours, estimator(base, ids), terms=5, dtype=dtype, magnitude=2.0)
-
-
-OWN_GROUP = [
-    grpo,
-    partial(grpo, scale="none"),
-    dr_grpo,
-    rloo,
-    grpo_leave_one_out,
-    maxrl,
-    opo_of_equal_lengths,
-    gpg,
-    pass_at_k,
-]
-WHOLE_BATCH = [gdpo_of_one, whitened, partial(grpo, scale="batch")]
-
-
-@pytest.mark.parametrize("estimator", [*OWN_GROUP, *WHOLE_BATCH])
-def test_nan_reward_of_an_unmasked_row_reaches_the_rows_that_are_its_scale(estimator: Estimator) -> None:
-    rewards, ids = torch.tensor([1.0, torch.nan, 1.0, 2.0]), torch.tensor([0, 0, 1, 1])
-    elsewhere = estimator in WHOLE_BATCH
-    assert estimator(rewards, ids).isnan().tolist() == [True, True, elsewhere, elsewhere]
 
 
 @each("advantage")

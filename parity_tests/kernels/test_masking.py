@@ -13,13 +13,11 @@ from torch import Tensor
 
 from composer_plugins.kernels.masking import (
     at_least_float32,
-    below_overflow,
     bounded,
     keep,
     masked_mean,
     masked_sum,
     safe_exp,
-    traced_in_float32,
     with_nan_of,
 )
 from composer_plugins.testing.assertions import assert_parity
@@ -121,35 +119,3 @@ def test_a_nan_of_another_tensor_survives_eager_and_compiled(
         (gradient,) = torch.autograd.grad(y.sum(), x)
         assert y[0].tolist() == [0.25, 0.5] and y[1:].isnan().all()
         assert gradient[0].tolist() == [1, 0] and gradient[1:].all()
-
-
-@pytest.mark.parametrize("function", [at_least_float32, below_overflow])
-def test_what_reads_a_dtype_is_one_node_of_a_traced_graph(function: Callable[[Tensor], Tensor]) -> None:
-    unchecked = inspect.unwrap(function)  # as users call it: jaxtyping would refuse fx's proxy
-    graph = torch.fx.symbolic_trace(lambda x: unchecked(x))
-    assert [node.op for node in graph.graph.nodes] == ["placeholder", "call_function", "output"]
-    for dtype in (torch.bfloat16, torch.float32, torch.float64):
-        x = torch.tensor([1.0, 80.0, 1e4], dtype=dtype)
-        assert torch.equal(graph(x), function(x))
-
-
-@pytest.mark.usefixtures("without_annotation_checks")
-def test_a_graph_in_float32_calls_torch_alone() -> None:
-    """So that it runs where this package is not installed; outside, each function is one node."""
-
-    def fn(logprobs: Tensor, advantages: Tensor) -> Tensor:
-        return bounded(safe_exp(at_least_float32(logprobs)), 0.5, 1.5) * advantages
-
-    ours = torch.fx.symbolic_trace(fn)
-    with traced_in_float32():
-        torchs = torch.fx.symbolic_trace(fn)
-    modules = [
-        {str(getattr(node.target, "__module__", "")) for node in g.graph.nodes} for g in (ours, torchs)
-    ]
-    assert any(name.startswith("composer_plugins") for name in modules[0])
-    assert not any(name.startswith("composer_plugins") for name in modules[1])
-    inputs = torch.tensor([[-1.0, 0.3, 99.0], [1.0, -2.0, 0.5]])
-    leaves = [inputs[0].clone().requires_grad_() for _ in range(2)]
-    results = [graph(leaf, inputs[1]) for graph, leaf in zip((fn, torchs), leaves, strict=True)]
-    assert torch.equal(*results)
-    assert torch.equal(*(torch.autograd.grad(r.sum(), x)[0] for r, x in zip(results, leaves, strict=True)))

@@ -15,23 +15,20 @@ def with_nan(row: int, token: int) -> torch.Tensor:
     return values
 
 
-def test_an_input_that_is_not_finite_is_found_with_its_place() -> None:
-    (found,) = not_finite({"logprobs": torch.zeros(2, 3), "advantages": with_nan(1, 2), "mask": MASK})
-    assert found == (
-        "advantages",
-        "1 of 5 values of advantages are not finite, the first (nan) at row 1, token 2",
-    )
-
-
-def test_a_number_behind_the_mask_is_not_looked_at() -> None:
-    assert not list(not_finite({"logprobs": with_nan(0, 2), "mask": MASK}))
-
-
-def test_one_advantage_per_row_is_looked_at() -> None:
-    (found,) = not_finite({"advantages": torch.tensor([[0.0], [torch.inf]]), "mask": MASK})
-    assert found[1].startswith(
-        "3 of 5 values of advantages are not finite, the first (inf) at row 1, token 0"
-    )
+@pytest.mark.parametrize(
+    ("advantages", "found"),
+    [
+        (with_nan(1, 2), "1 of 5 values of advantages are not finite, the first (nan) at row 1, token 2"),
+        (with_nan(0, 2), ""),  # masked out
+        (
+            torch.tensor([[0.0], [torch.inf]]),  # one per row
+            "3 of 5 values of advantages are not finite, the first (inf) at row 1, token 0",
+        ),
+    ],
+)
+def test_an_input_that_is_not_finite_is_found_with_its_place(advantages: torch.Tensor, found: str) -> None:
+    given = {"logprobs": torch.zeros(2, 3), "advantages": advantages, "mask": MASK}
+    assert [*not_finite(given)] == ([("advantages", found)] if found else [])
 
 
 @pytest.mark.parametrize("name", ["advantages", "logprobs", "rollout_logprobs"])

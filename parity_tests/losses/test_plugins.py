@@ -170,15 +170,21 @@ def register_losses(register):
 """
 
 
-@pytest.fixture
-def acme_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A distribution as pip installs it, with a module that works and one that does not."""
-    info = tmp_path / "acme_losses-2.5.dist-info"
+def install(folder: Path, **modules: str) -> None:
+    """Make a distribution as pip installs it; each of these modules is an entry point."""
+    info = folder / "acme_losses-2.5.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-losses\nVersion: 2.5\n")
-    (info / "entry_points.txt").write_text("[composer_plugins]\na = acme_losses\nb = acme_losses_broken\n")
-    (tmp_path / "acme_losses.py").write_text(PLUGIN)
-    (tmp_path / "acme_losses_broken.py").write_text("raise OSError('no GPU')\n")
+    entries = "".join(f"{name} = {name}\n" for name in modules)
+    (info / "entry_points.txt").write_text(f"[composer_plugins]\n{entries}")
+    for name, source in modules.items():
+        (folder / f"{name}.py").write_text(source)
+
+
+@pytest.fixture
+def acme_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that works and one that does not."""
+    install(tmp_path, acme_losses=PLUGIN, acme_losses_broken="raise OSError('no GPU')\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])  # twice, and it counts once
 
@@ -190,51 +196,62 @@ FAULTS = [
     "plugin of acme-losses 2.5: policy 'absent', path: 'acme_losses:absent' does not exist: acme_losses has "
     "no function 'absent'; correct the path: module:function",
 ]
-WRONG = {  # one of check_result (losses/test_calling.py has all), and that of check_not_written
+KERNELS = {  # the fault of each, if it has one
+    "scaled": "",
+    "raises": "its kernel acme_losses:raises fails on the worked example: ValueError: no GPU",
+    # one of check_result (losses/test_calling.py has all), and that of check_not_written
     "bare": "'bare' returned Tensor; return TokenLoss(loss, metrics), with one value per token",
     "writes": "'writes' writes to its input 'mask', which the framework goes on to use; compute on a copy: "
     "mask.clone()",
+    "required": "its kernel acme_losses:required fails on the worked example: ValueError: scale has "
+    "neither a default nor an example: Parameter(..., example=1)",
 }
 
 
 @pytest.mark.usefixtures("acme_is_installed")
-def test_an_installed_plugin_is_listed_and_its_faults_are_printed() -> None:
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["list", "--kind", "policy"])
-    assert done.exit_code == 1
-    assert done.stderr == "".join(f"error: {fault}\n" for fault in FAULTS[:2])
-    assert "a loss of mine [plugin: acme-losses 2.5]" in done.stdout and "@acme" in done.stdout
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_kernel_of_a_plugin_is_explained_and_compared_and_its_fault_is_named(name: str) -> None:
+    runner, is_sound = CliRunner(env={"COLUMNS": "200"}), not KERNELS[name]
+    faults = [
+        *FAULTS,
+        *([] if is_sound else [f"plugin of acme-losses 2.5: policy '{name}': {KERNELS[name]}"]),
+    ]
+    done = runner.invoke(app, ["explain", name])
+    assert done.exit_code == (not is_sound)
+    assert "a loss of mine" in done.stdout and ("on the worked example" in done.stdout) == is_sound
+    assert done.stderr == "".join(f"error: {fault}\n" for fault in faults)
+    compared = runner.invoke(app, ["diff", name, "scaled@acme"])
+    assert compared.exit_code == (not is_sound) and ("-0.4" in compared.stdout) == is_sound
+    assert is_sound or faults[-1] in compared.stderr
+    if is_sound:
+        listed = runner.invoke(app, ["list", "--kind", "policy"])
+        assert listed.exit_code == 1
+        assert listed.stderr == "".join(f"error: {fault}\n" for fault in FAULTS[:2])
+        assert "a loss of mine [plugin: acme-losses 2.5]" in listed.stdout and "@acme" in listed.stdout
+
+
+@pytest.mark.usefixtures("acme_is_installed")
+@pytest.mark.parametrize("raised", ["SystemExit", "BaseException"])  # as pytest's Skipped is
+def test_a_plugin_that_ends_the_program_is_a_fault_of_the_plugin(tmp_path: Path, raised: str) -> None:
+    (tmp_path / "acme_losses_broken.py").write_text(f"raise {raised}(3)")
+    for words, status in (("list scaled", 1), ("explain scaled", 0), ("explain nowhere", 1)):
+        done = CliRunner().invoke(app, words.split())
+        assert done.exit_code == status
+        assert f"acme_losses_broken fails on import: {raised}: 3" in done.stderr
 
 
 @pytest.mark.parametrize("words", [["list"], ["explain", "nowhere"], ["diff", "grpo", "nowhere"]])
 def test_a_command_that_calls_no_kernel_does_not_import_a_plugins(tmp_path: Path, words: list[str]) -> None:
     """A kernel loads torch, which takes seconds."""
-    info = tmp_path / "acme-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[composer_plugins]\na = acme\n")
     rows = PLUGIN[PLUGIN.index("def row") :].replace("acme_losses:", "acme_kernels:")
     imports = "from composer_plugins.losses.row import Dialect, Loss, Parameter\n"
-    (tmp_path / "acme.py").write_text(f"{imports}from composer_plugins.hookspecs import hookimpl\n{rows}")
+    install(tmp_path, acme=f"{imports}from composer_plugins.hookspecs import hookimpl\n{rows}")
     (tmp_path / "acme_kernels.py").write_text("import torch\n")
     script = "import sys; from composer_plugins.cli import app; app(sys.argv[1:], standalone_mode=False)"
     script = f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); {script}"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     done = subprocess.run([sys.executable, "-c", script, *words], env=environment, capture_output=True)
     assert done.stdout.endswith(b"False\n"), done
-
-
-@pytest.mark.usefixtures("acme_is_installed")
-def test_a_plugin_that_ends_the_program_is_a_fault_of_the_plugin(tmp_path: Path) -> None:
-    for raised in ("SystemExit", "BaseException"):  # pytest's Skipped is a BaseException, too
-        (tmp_path / "acme_losses_broken.py").write_text(f"raise {raised}(3)")
-        for words, status in (
-            (["list", "scaled"], 1),
-            (["explain", "scaled"], 0),
-            (["explain", "nowhere"], 1),
-        ):
-            done = CliRunner().invoke(app, words)
-            assert done.exit_code == status
-            assert f"acme_losses_broken fails on import: {raised}: 3" in done.stderr
 
 
 @pytest.mark.usefixtures("acme_is_installed")
@@ -251,46 +268,15 @@ def test_an_installed_plugin_is_chosen_by_name_and_its_faults_are_warned_of() ->
 
 
 @pytest.mark.usefixtures("acme_is_installed")
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("scaled", ""),
-        ("raises", "its kernel acme_losses:raises fails on the worked example: ValueError: no GPU"),
-        *WRONG.items(),
-        (
-            "required",
-            "its kernel acme_losses:required fails on the worked example: ValueError: scale has neither a "
-            "default nor an example: Parameter(..., example=1)",
-        ),
-    ],
-)
-def test_the_kernel_of_a_plugin_is_explained_and_its_fault_is_named(name: str, message: str) -> None:
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["explain", name])
-    assert done.exit_code == bool(message)
-    assert "a loss of mine" in done.stdout and ("on the worked example" in done.stdout) == (not message)
-    faults = [*FAULTS, *([f"plugin of acme-losses 2.5: policy '{name}': {message}"] if message else [])]
-    assert done.stderr == "".join(f"error: {fault}\n" for fault in faults)
-
-
-@pytest.mark.usefixtures("acme_is_installed")
 def test_a_wrong_result_is_in_the_json_of_list_and_explain() -> None:
     listed = CliRunner().invoke(app, ["list", "--json"])
     found = json.loads(listed.stdout)["problems"]
-    assert [one["message"] for one in found][-len(WRONG) :] == [
-        f"policy '{name}': {words}" for name, words in WRONG.items()
-    ]
+    wrong = [f"policy '{name}': {KERNELS[name]}" for name in ("bare", "writes")]
+    assert [one["message"] for one in found][-2:] == wrong
     explained = CliRunner().invoke(app, ["explain", "bare", "--json"])
     data = json.loads(explained.stdout)
     assert explained.exit_code == 1 and data["losses"][0]["example"] is None
-    assert data["problems"][-1]["message"] == f"policy 'bare': {WRONG['bare']}"
-
-
-@pytest.mark.usefixtures("acme_is_installed")
-@pytest.mark.parametrize("name", ["bare", "raises", "required"])
-def test_a_kernel_that_fails_is_compared_without_numbers_and_its_fault_is_named(name: str) -> None:
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["diff", name, "scaled@acme"])
-    assert done.exit_code == 1 and f"policy '{name}': " in done.stderr.splitlines()[-1]
-    assert "Nothing differs" not in done.stdout and "-0.4" not in done.stdout
+    assert data["problems"][-1]["message"] == wrong[0]
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.losses.calling import call_unchecked
 from composer_plugins.losses.choosing import Choice, choose
@@ -73,3 +74,9 @@ def assert_equals(case: Case, loss: Tensor, token_loss: Tensor, logprobs: Tensor
         theirs=golden.tensor(case["loss"]),
         their_gradient=golden.tensor(case["grad_log_prob"]),
     )
+
+
+def assert_reduced(case: Case, found: Called, mode: str = "", **counts: float) -> None:
+    """Assert that the loss, reduced by the mode of its row or by another, is the recorded one."""
+    loss = aggregate(found.token.loss, found.mask, mode or found.choice.mode, **counts)
+    assert_equals(case, loss, found.token.loss, found.logprobs)

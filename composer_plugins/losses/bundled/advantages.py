@@ -52,14 +52,14 @@ r1_zero = partial(
     Dialect,
     upstream="r1-zero",
     source="sail-sg/understand-r1-zero@dfca49d train_zero_math.py compute_monte_carlo_advantages",
-    proof=GOLDEN + "test_advantages_equal_understand_r1_zero",
+    proof=GOLDEN + "test_advantages_of_groups_equal_upstream",
 )
 
 torchtitan = partial(
     Dialect,
     upstream="torchtitan",
     source="torchtitan 0.3.0 experiments/rl/rollout/advantage.py AdvantageEstimator",
-    proof=GOLDEN + "test_advantages_equal_torchtitan",
+    proof=GOLDEN + "test_advantages_of_groups_equal_upstream",
 )
 
 
@@ -68,7 +68,7 @@ def openrlhf(note: str) -> Dialect:
     return Dialect(
         upstream="openrlhf",
         source="OpenRLHF 0.11.2 openrlhf/trainer/ppo_utils/experience_maker.py",
-        proof=GOLDEN + "test_dr_grpo_and_rloo_equal_openrlhf",
+        proof=GOLDEN + "test_advantages_of_groups_equal_upstream",
         note=note,
     )
 
@@ -111,14 +111,14 @@ LOSSES = (
                 upstream="openrlhf",
                 params={"ddof": 1, "eps": 1e-9},
                 source="OpenRLHF/OpenRLHF@3c3be62 openrlhf/trainer/ppo_utils/experience_maker.py",
-                proof=GOLDEN + "test_grpo_equals_openrlhf",
+                proof=GOLDEN + "test_advantages_of_groups_equal_upstream",
                 note="advantage_estimator group_norm; a group of one is NaN there, and here 0",
             ),
             Dialect(
                 upstream="open-instruct",
                 params={"ddof": 0, "eps": 1e-8},
                 source="allenai/open-instruct@e6c3044 open_instruct/data_loader.py",
-                proof=GOLDEN + "test_grpo_equals_open_instruct",
+                proof=GOLDEN + "test_advantages_of_groups_equal_upstream",
                 note="advantage_normalization_type standard (centered, its default, is dr_grpo), by numpy's "
                 "population deviation: for one success in four 1.73, elsewhere 1.5",
             ),
@@ -126,7 +126,7 @@ LOSSES = (
                 upstream="slime",
                 params={"ddof": 1, "eps": 1e-6},
                 source="THUDM/slime@624b824 slime/ray/rollout.py _post_process_rewards",
-                proof=GOLDEN + "test_grpo_equals_slime",
+                proof=GOLDEN + "test_advantages_of_groups_equal_upstream",
                 note="in float32; a group of one is NaN there, and here 0; a batch whose size is not groups "
                 "times n becomes one group",
             ),
@@ -155,7 +155,7 @@ LOSSES = (
             r1_zero(note="critic_type drgrpo; as in oat"),
             prime_rl(
                 source=PRIME_RL + "grpo.py GRPOAlgorithm.score_group",
-                proof=GOLDEN + "test_advantages_equal_prime_rl",
+                proof=GOLDEN + "test_advantages_of_groups_equal_upstream",
                 note="called grpo there, in float32; length_penalty is off by default",
             ),
             NEMO_RL(note="called grpo there, with normalize_rewards and use_leave_one_out_baseline off"),
@@ -210,7 +210,7 @@ LOSSES = (
             ),
             prime_rl(
                 source=PRIME_RL + "max_rl.py MaxRLAlgorithm.score_group",
-                proof=GOLDEN + "test_advantages_equal_prime_rl",
+                proof=GOLDEN + "test_advantages_of_groups_equal_upstream",
                 note="called max_rl there, in float32",
             ),
         ),

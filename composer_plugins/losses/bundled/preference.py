@@ -115,7 +115,7 @@ MARGIN_LOSSES = (
             "label_smoothing": Parameter(LABEL_SMOOTHING.help, low=0, high=0.5, example=0.1),
             "beta": BETA,
         },
-        proof=f"{GOLDEN}::test_cdpo_is_the_dpo_of_its_authors_with_smoothing",
+        proof=f"{GOLDEN}::test_dpo_equals_its_authors",
     ),
     with_reference(
         name="rpo",

@@ -171,19 +171,24 @@ def test_every_preference_loss_gets_the_scores_of_the_pairs(loss: Loss) -> None:
 @pytest.mark.parametrize("loss", POLICIES, ids=lambda one: one.name)
 @pytest.mark.parametrize("parts", [1, 2, 4])
 def test_a_step_in_several_calls_has_the_same_gradient(loss: Loss, parts: int) -> None:
-    """With all three channels."""
+    """With all three channels. The metrics of the calls add up too, and those of the channels to the loss."""
     pairs, of_pairs = paired(order=range(5))
     data, logprobs = batch(lengths=(5, 3, 7, 4), prompts=(2, 1, 3, 1), seed=3)
     whole, all_logprobs = [*pairs, *data], [*of_pairs, *logprobs]
-    options = options_of(loss) | {"hint_weight": 0.3, "replay_weight": 0.7}
-    value, gradients, _ = loss_and_gradients(loss_fn(**options), whole, all_logprobs)
+    weights = {"policy": 0.5, "hint": 0.3, "replay": 0.7}
+    options = options_of(loss) | {f"{name}_weight": weight for name, weight in weights.items()}
+    value, gradients, logged = loss_and_gradients(loss_fn(**options), whole, all_logprobs)
     several = loss_fn(**options, calls_per_step=parts)
     step = several.of_step(several.count(whole))
     cuts = {1: [9], 2: [4, 9], 4: [2, 4, 7, 9]}[parts]  # the data of a pair stay together
-    total, found, start = torch.zeros(()), [], 0
+    total, found, calls, start = torch.zeros(()), [], [], 0
     for end in cuts:
-        one, more, _ = loss_and_gradients(step, whole[start:end], all_logprobs[start:end])
-        total, found, start = total + one, [*found, *more], end
+        one, more, metrics = loss_and_gradients(step, whole[start:end], all_logprobs[start:end])
+        total, found, calls, start = total + one, [*found, *more], [*calls, metrics], end
+        terms = sum(weight * metrics[f"composer/{name}/loss"] for name, weight in weights.items())
+        assert math.isclose(metrics["composer/loss"], terms, rel_tol=1e-12)
+    for name in ("composer/loss", *(f"composer/{name}/loss" for name in weights)):
+        assert math.isclose(sum(one[name] for one in calls), logged[name], rel_tol=1e-12)
     assert_parity(total, value, terms=60, magnitude=max(1.0, float(value.abs())))
     for i, (ours, wanted) in enumerate(zip(found, gradients, strict=True)):
         assert_parity(ours, wanted, terms=12, magnitude=1.0, what=f"gradient of datum {i}")
@@ -234,25 +239,6 @@ def test_a_loss_says_what_it_trains() -> None:
     function = loss_fn("reinforce", rollout_correction="tis", calls_per_step=4)
     assert ", rollout_correction tis(" in repr(function) and repr(function).endswith(", calls_per_step=4")
     assert repr(loss_fn("ppo", old_policy="current")).endswith(", token-mean, old_policy='current')")
-
-
-@pytest.mark.parametrize("parts", [1, 2])
-def test_the_metrics_add_up_to_the_loss(parts: int) -> None:
-    """Each term is divided as in the loss, so that the calls of a step add up too."""
-    data, logprobs = paired(order=range(5))
-    more, of_more = batch(seed=3)
-    data, logprobs = [*data, *more], [*logprobs, *of_more]
-    weights = {"policy": 0.5, "hint": 0.3, "replay": 0.7}
-    options = {f"{name}_weight": weight for name, weight in weights.items()}
-    whole = loss_and_gradients(loss_fn(**options), data, logprobs)[2]
-    function = loss_fn(**options, calls_per_step=parts)
-    step, calls = function.of_step(function.count(data)), []
-    for rows in (slice(0, 9),) if parts == 1 else (slice(0, 4), slice(4, 9)):
-        calls.append(loss_and_gradients(step, data[rows], logprobs[rows])[2])
-        total = sum(weight * calls[-1][f"composer/{name}/loss"] for name, weight in weights.items())
-        assert math.isclose(calls[-1]["composer/loss"], total, rel_tol=1e-12)
-    for name in ("composer/loss", *(f"composer/{name}/loss" for name in weights)):
-        assert math.isclose(sum(one[name] for one in calls), whole[name], rel_tol=1e-12)
 
 
 def test_rollout_correction_weighs_the_tokens() -> None:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -41,21 +40,9 @@ def run(folder: Path, *command: str) -> tuple[int, str]:
     """The exit status of a command and what it printed."""
     own = {"AXOLOTL_DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
     own["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=os.environ | own,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=TIMEOUT)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode, output
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(command, cwd=folder, env=os.environ | own, timeout=TIMEOUT, **options)
+    return done.returncode, done.stdout
 
 
 def options(**changes: Any) -> dict[str, Any]:

@@ -86,8 +86,3 @@ def test_trls_first_step_has_the_loss_and_gradient_of_the_formula(
 def test_prime_rls_call_has_the_loss_and_gradient_of_the_formula(smollm: Loaded, objective: str) -> None:
     chosen = OBJECTIVES[objective]
     check(of_prime_rl(smollm, chosen.policy, HINT if chosen.hint else {}), objective)
-
-
-def test_another_weight_of_the_hint_is_seen(smollm: Loaded) -> None:
-    with pytest.raises(AssertionError, match="dapo\\+hint: loss"):
-        check(of_prime_rl(smollm, "dapo", HINT | {"hint_weight": 0.501}), "dapo+hint")

@@ -184,11 +184,7 @@ def test_ctrl_c_keeps_the_answers_and_says_how_to_go_on(run: Run, folder: Path) 
     assert out.decode().startswith(said)
     with Journal(folder / "answers.jsonl") as journal:
         answered = len(journal.answers())
-    assert len(server.billed) - 8 <= answered < 33  # so many are in flight
-    with FaultyTeachers(demo.scripted_answer) as server:
-        write_teachers(server.base_url)
-        assert f"{33 - answered} new answers, {answered} from before" in run(f"{REPLAY} 1").out
-        assert len(server.requests) == 33 - answered
+    assert len(server.billed) - 8 <= answered < 33  # so many are in flight; test_kills.py goes on
 
 
 def test_a_budget_that_is_too_small_says_which_is_enough(run: Run, server: FaultyTeachers) -> None:
