@@ -224,10 +224,6 @@ def per_token(token: Loss) -> Loss:
     return function
 
 
-def dead_parameter(logprobs, old_logprobs, advantages, mask, beta=0.1):
-    return ppo(logprobs, old_logprobs, advantages, mask).loss
-
-
 def dead_parameter_of_a_sum(logprobs, old_logprobs, advantages, mask, clip=True, beta=0.1):
     return (1 + clip) * ppo(logprobs, old_logprobs, advantages, mask).loss.sum()
 
@@ -272,28 +268,15 @@ def of_rows(rows: int) -> Loss:
     return of_tokens(lambda mask: torch.arange(len(mask))[:, None] < rows)
 
 
-def last_tokens(mask: Tensor) -> Tensor:
-    return mask & (mask.flip(-1).cumsum(-1).flip(-1) == 1)
+def hides_nan_of_the_last(loss: Tensor, mask: Tensor) -> TokenLoss:
+    last = mask & (mask.flip(-1).cumsum(-1).flip(-1) == 1)
+    return TokenLoss(torch.where(last, loss.nan_to_num(0.0), loss), {})
 
 
-def third_row(mask: Tensor) -> Tensor:
-    return (torch.arange(len(mask)) == 2)[:, None].expand_as(mask)
-
-
-def hidden_nan_at(some: Callable[[Tensor], Tensor]) -> Loss:
-    """A loss that hides NaN at some tokens alone."""
-    return wrong_result(lambda loss, m: TokenLoss(torch.where(some(m), loss.nan_to_num(0.0), loss), {}))
-
-
-def clamped_at(some: Callable[[Tensor], Tensor]) -> Loss:
-    """A loss whose log ratio is clamped at some tokens alone: the gradient of torch.clamp at NaN is 0."""
-
-    def token(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
-        here = mask & some(mask)
-        clamped = torch.where(here, -advantages, 0.0) * log_ratio(logprobs, old, here).clamp(-20, 20).exp()
-        return TokenLoss(sound(logprobs, old, advantages, mask & ~here).loss + clamped, {})
-
-    return token
+def clamped_in_the_third_row(p: Tensor, q: Tensor, a: Tensor, m: Tensor) -> Tensor:
+    """The gradient of torch.clamp at NaN is 0."""
+    ratio = log_ratio(p, q, m)
+    return -a * torch.where((torch.arange(len(m)) == 2)[:, None], ratio.clamp(-20, 20), ratio).exp()
 
 
 def with_a_gradient_where_empty(logprobs: Tensor, *rest: Tensor) -> TokenLoss:
@@ -388,8 +371,8 @@ PLANTED: dict[str, list[tuple[Loss, str, str]]] = {
         (verl(WITH["lets_the_ratio_overflow"]), FAR, "90 nats"),
         (verl(WITH["has_the_wrong_sign"]), SIGN, "and with its negative by"),
         (verl(WITH["replaces_nan"]), NAN_SEEN, "NaN in log_prob at row 0, token 5 is hidden"),
-        (verl(hidden_nan_at(last_tokens)), NAN_SEEN, "is hidden"),
-        (verl(clamped_at(third_row)), NAN_GRADIENT, "at row 2, token"),
+        (verl(wrong_result(hides_nan_of_the_last)), NAN_SEEN, "is hidden"),
+        (verl(wrong_formula(clamped_in_the_third_row)), NAN_GRADIENT, "at row 2, token"),
         (verl(reduce=times(lambda loss, mask: mask.sum() / mask.sum())), EMPTY, "the loss is nan"),
         (verl(reduce=lambda loss, *_: loss), FIRST, "the shape [4, 6], and not one number"),
         (verl(result=lambda loss, ratio: loss), FIRST, "returned Tensor, and not (loss, metrics)"),
@@ -458,7 +441,6 @@ PLANTED: dict[str, list[tuple[Loss, str, str]]] = {
         (per_token(WITH["multiplies_with_the_mask"]), MASKED, "masked tokens of 'logprobs', the loss at row"),
         (per_token(WITH["lets_the_ratio_overflow"]), FAR, "90 nats"),
         (per_token(wrong_result(lambda loss, mask: TokenLoss(loss.double(), {}))), KEPT, ""),
-        (dead_parameter, OPTION, "'beta': [0.1, "),
         (dead_parameter_of_a_sum, OPTION, "'beta': [0.1, "),
         (functional_with(mean=lambda *given: ppo(*given).loss.mean()), REDUCTIONS, "reduction='mean'"),
         (functional_with(sum=lambda *given: 2 * ppo(*given).loss.sum()), REDUCTIONS, "reduction='sum'"),
