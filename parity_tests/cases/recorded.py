@@ -19,7 +19,7 @@ from parity_tests.rigs.paths import TESTS
 
 SAID = TESTS / "cases" / "said"
 # By module of the cases, the package that they need.
-FRAMEWORKS = {"trl": "trl", "verl": "verl", "verl_environment": "", "prime_rl": ""}
+FRAMEWORKS = {"trl": "trl", "verl": "verl", "prime_rl": ""}
 Stage = tuple[str, Callable[[], Any]]  # when it runs, and what
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 import torch
@@ -224,10 +224,6 @@ def per_token(token: Loss) -> Loss:
     return function
 
 
-def dead_parameter(logprobs, old_logprobs, advantages, mask, beta=0.1):
-    return ppo(logprobs, old_logprobs, advantages, mask).loss
-
-
 def dead_parameter_of_a_sum(logprobs, old_logprobs, advantages, mask, clip=True, beta=0.1):
     return (1 + clip) * ppo(logprobs, old_logprobs, advantages, mask).loss.sum()
 
@@ -272,28 +268,15 @@ def of_rows(rows: int) -> Loss:
     return of_tokens(lambda mask: torch.arange(len(mask))[:, None] < rows)
 
 
-def last_tokens(mask: Tensor) -> Tensor:
-    return mask & (mask.flip(-1).cumsum(-1).flip(-1) == 1)
+def hides_nan_of_the_last(loss: Tensor, mask: Tensor) -> TokenLoss:
+    last = mask & (mask.flip(-1).cumsum(-1).flip(-1) == 1)
+    return TokenLoss(torch.where(last, loss.nan_to_num(0.0), loss), {})
 
 
-def third_row(mask: Tensor) -> Tensor:
-    return (torch.arange(len(mask)) == 2)[:, None].expand_as(mask)
-
-
-def hidden_nan_at(some: Callable[[Tensor], Tensor]) -> Loss:
-    """A loss that hides NaN at some tokens alone."""
-    return wrong_result(lambda loss, m: TokenLoss(torch.where(some(m), loss.nan_to_num(0.0), loss), {}))
-
-
-def clamped_at(some: Callable[[Tensor], Tensor]) -> Loss:
-    """A loss whose log ratio is clamped at some tokens alone: the gradient of torch.clamp at NaN is 0."""
-
-    def token(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
-        here = mask & some(mask)
-        clamped = torch.where(here, -advantages, 0.0) * log_ratio(logprobs, old, here).clamp(-20, 20).exp()
-        return TokenLoss(sound(logprobs, old, advantages, mask & ~here).loss + clamped, {})
-
-    return token
+def clamped_in_the_third_row(p: Tensor, q: Tensor, a: Tensor, m: Tensor) -> Tensor:
+    """The gradient of torch.clamp at NaN is 0."""
+    ratio = log_ratio(p, q, m)
+    return -a * torch.where((torch.arange(len(m)) == 2)[:, None], ratio.clamp(-20, 20), ratio).exp()
 
 
 def with_a_gradient_where_empty(logprobs: Tensor, *rest: Tensor) -> TokenLoss:
@@ -388,8 +371,8 @@ PLANTED: dict[str, list[tuple[Loss, str, str]]] = {
         (verl(WITH["lets_the_ratio_overflow"]), FAR, "90 nats"),
         (verl(WITH["has_the_wrong_sign"]), SIGN, "and with its negative by"),
         (verl(WITH["replaces_nan"]), NAN_SEEN, "NaN in log_prob at row 0, token 5 is hidden"),
-        (verl(hidden_nan_at(last_tokens)), NAN_SEEN, "is hidden"),
-        (verl(clamped_at(third_row)), NAN_GRADIENT, "at row 2, token"),
+        (verl(wrong_result(hides_nan_of_the_last)), NAN_SEEN, "is hidden"),
+        (verl(wrong_formula(clamped_in_the_third_row)), NAN_GRADIENT, "at row 2, token"),
         (verl(reduce=times(lambda loss, mask: mask.sum() / mask.sum())), EMPTY, "the loss is nan"),
         (verl(reduce=lambda loss, *_: loss), FIRST, "the shape [4, 6], and not one number"),
         (verl(result=lambda loss, ratio: loss), FIRST, "returned Tensor, and not (loss, metrics)"),
@@ -458,7 +441,6 @@ PLANTED: dict[str, list[tuple[Loss, str, str]]] = {
         (per_token(WITH["multiplies_with_the_mask"]), MASKED, "masked tokens of 'logprobs', the loss at row"),
         (per_token(WITH["lets_the_ratio_overflow"]), FAR, "90 nats"),
         (per_token(wrong_result(lambda loss, mask: TokenLoss(loss.double(), {}))), KEPT, ""),
-        (dead_parameter, OPTION, "'beta': [0.1, "),
         (dead_parameter_of_a_sum, OPTION, "'beta': [0.1, "),
         (functional_with(mean=lambda *given: ppo(*given).loss.mean()), REDUCTIONS, "reduction='mean'"),
         (functional_with(sum=lambda *given: 2 * ppo(*given).loss.sum()), REDUCTIONS, "reduction='sum'"),
@@ -624,106 +606,106 @@ def test_exceptions_excuse_a_law_and_must_name_one() -> None:
     assert "no law of --as verl has that name" in report.findings[0].detail
 
 
-FOUR_MODES = """
-import torch
-from composer_plugins.kernels.policy import ppo
-def loss(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights=None):
-    keep, info = response_mask.bool(), config.global_batch_info
-    x = ppo(log_prob, old_log_prob, advantages, keep, clip_high=config.policy_loss.get("region", 0.2)).loss
-    if rollout_is_weights is not None:
-        x = x * torch.where(keep, rollout_is_weights, 0.0)
-    rows = x.sum(-1)
-    reduced = {
-        "token-mean": rows.sum() / info["batch_num_tokens"],
-        "seq-mean-token-sum": rows.sum() / info["global_batch_size"],
-        "seq-mean-token-mean": (rows / keep.sum(-1).clamp(min=1)).sum() / info["global_batch_size"],
-        "seq-mean-token-sum-norm": rows.sum() / info["global_batch_size"] / info["loss_scale_factor"],
-    }
-    return reduced[loss_agg_mode] * info["dp_size"], {}
-"""
-LOSS_INPUTS = """
-from dataclasses import dataclass, replace
-from types import SimpleNamespace
-from typing import Any
-import torch
-def summed(inputs, reward):
+# Losses as users write them, with what the framework alone has
+
+
+def three_modes(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, **weights):
+    """A loss of verl that does not know the mode token-sum, and reads an option of its own."""
+    if loss_agg_mode == "token-sum":
+        raise KeyError(loss_agg_mode)
+    token = partial(ppo, clip_high=config.policy_loss.get("region", 0.2))
+    return verl(token)(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, **weights)
+
+
+def negative_sum(inputs: Any, reward: Tensor) -> Any:
     return SimpleNamespace(loss=-torch.where(inputs.loss_mask, reward, 0.0).sum(), metrics={})
-def teacher(inputs, weight=0.1):
+
+
+def with_teacher(inputs, weight=0.1):
     a, t = inputs.advantages, inputs.ref_logprobs
     if t is not None:
         a = a + weight * (t - inputs.trainer_logprobs).detach()
-    return summed(inputs, a * inputs.trainer_logprobs)
+    return negative_sum(inputs, a * inputs.trainer_logprobs)
+
+
 def distilled(inputs):
     away = inputs.trainer_logprobs - inputs.inference_logprobs
     clipped = torch.where(inputs.advantages > 0, away > 0.2, away < -0.2)
     signal = (inputs.ref_logprobs - inputs.trainer_logprobs).detach()
-    return summed(inputs, torch.where(clipped, 0.0, signal * away.exp()))
+    return negative_sum(inputs, torch.where(clipped, 0.0, signal * away.exp()))
+
+
 @dataclass
 class LossInputs:
-    trainer_logprobs: torch.Tensor
-    inference_logprobs: torch.Tensor
-    advantages: torch.Tensor
-    loss_mask: torch.Tensor
-    mine: Any
+    """PRIME-RL's, with a field of a later release."""
+
+    trainer_logprobs: Tensor
+    inference_logprobs: Tensor
+    advantages: Tensor
+    loss_mask: Tensor
+    later: Any
+
+
 def replaced(inputs: LossInputs):
-    assert isinstance(inputs, LossInputs) and inputs.mine is None
+    assert isinstance(inputs, LossInputs) and inputs.later is None
     inputs = replace(inputs, advantages=inputs.advantages * 2)
-    return summed(inputs, inputs.advantages * inputs.trainer_logprobs)
-"""
-OF_SKYRL = """
-import torch
+    return negative_sum(inputs, inputs.advantages * inputs.trainer_logprobs)
+
+
 def cispo(log_probs, old_log_probs, advantages, config, loss_mask=None, rollout_logprobs=None):
     assert config.off_policy_correction.tis_ratio_type is None and rollout_logprobs is not None
     low, high = 1 - config.cispo.cispo_eps_clip_low, 1 + config.cispo.cispo_eps_clip_high
-    keep = loss_mask.bool()
-    ratio = torch.where(keep, log_probs - rollout_logprobs, 0.0).clamp(-20, 20).exp().clamp(low, high)
-    loss = -torch.where(keep, ratio.detach() * advantages * log_probs, 0.0)
+    mask = loss_mask.bool()
+    ratio = log_ratio(log_probs, rollout_logprobs, mask).clamp(-20, 20).exp().clamp(low, high)
+    loss = -torch.where(mask, ratio.detach() * advantages * log_probs, 0.0)
     return loss.sum(), {"kl": config.kl_cov.ppo_kl_coef}
+
+
 def sft(log_probs, old_log_probs, advantages, config, loss_mask=None, rollout_logprobs=None):
     return -torch.where(loss_mask.bool(), log_probs, 0.0).sum(), {}
-"""
-SWALLOW = """# nothing reads clip_ratio_c
-from typing import Optional
-from composer_plugins.kernels.policy import ppo
+
+
 def with_kwargs(logprobs, old_logprobs, advantages, mask, *, c_clip: float | None = None, **kwargs):
     return ppo(logprobs, old_logprobs, advantages, mask, dual_clip=c_clip).loss
-def inert(logprobs, old_logprobs, advantages, mask, *, c_clip: Optional[float] = None):
+
+
+def inert(logprobs, old_logprobs, advantages, mask, *, c_clip: Optional[float] = None):  # noqa: UP045
     return ppo(logprobs, old_logprobs, advantages, mask).loss
-def summed(logprobs, old_logprobs, advantages, mask, *, c_clip: "float | None" = None):
-    return inert(logprobs, old_logprobs, advantages, mask).sum()
-"""
+
+
+def inert_sum(logprobs, old_logprobs, advantages, mask, *, c_clip: "float | None" = None):
+    return ppo(logprobs, old_logprobs, advantages, mask).loss.sum()
+
+
 # The function, its framework with options, the exit status, and what is said.
 IN_THE_WILD = f"""
-four_modes.py:loss | verl --version 0.9.1 | 0 | token-sum'): KeyError: 'token-sum'
-four_modes.py:loss | verl --only it_runs_on_tensors_without_numbers | 0 | the framework does not compile it
-four_modes.py:loss | verl --version 0.8.0 | 0 | as verl 0.8.0 calls it): 19 passed, 0 failed
-four_modes.py:loss | verl --option policy_loss.region=0.3 | 0 | 0 failed
-four_modes.py:loss | verl --option policy_loss.regoin=0.3 | 2 | did you mean 'region'?
-four_modes.py:loss | verl --version 0.7.1 | 2 | it is verl 0.7.1, and composer-plugins runs in
-four_modes.py:loss | tinker --version 0.5.0 | 2 | one version of tinker alone
-loss_inputs.py:teacher | prime-rl --version 0.8.0 --option weight=0.2 | 0 | in loss_weights change
-loss_inputs.py:teacher | prime-rl --option wieght=0.2 | 2 | did you mean 'weight'?
-loss_inputs.py:teacher | prime-rl --version 0.7.0 | 2 | 0.7.0 is older than 0.8.0, the oldest
-loss_inputs.py:distilled | prime-rl | 0 | nothing where the policies are equal
-loss_inputs.py:replaced | prime-rl | 0 | as prime-rl calls it): 16 passed, 0 failed
-of_skyrl.py:cispo | skyrl | 0 | without rollout_logprobs: AssertionError
-of_skyrl.py:cispo | skyrl --option cispo.cispo_eps_clip_high=9 | 0 | 0 failed
-of_skyrl.py:sft | skyrl | 0 | other advantages change nothing
-swallow.py:with_kwargs | torch --only {OPTION} -v | 0 | passed: {OPTION}
-swallow.py:with_kwargs | torch --only {OPTION} --option c_clip=2.0 | 0 | 1 passed
-swallow.py:with_kwargs | torch --option clip_ratio_c=3.0 | 2 | name one of c_clip
-swallow.py:inert | torch --only {OPTION} | 1 | 'c_clip': [None, 1.5] all give the same
-swallow.py:summed | torch --only {OPTION} | 0 | 'c_clip': [None, 1.5] all give the same
+three_modes | verl --version 0.9.1 | 0 | token-sum'): KeyError: 'token-sum'
+three_modes | verl --only it_runs_on_tensors_without_numbers | 0 | the framework does not compile it
+three_modes | verl --version 0.8.0 | 0 | as verl 0.8.0 calls it): 19 passed, 0 failed
+three_modes | verl --option policy_loss.region=0.3 | 0 | 0 failed
+three_modes | verl --option policy_loss.regoin=0.3 | 2 | did you mean 'region'?
+three_modes | verl --version 0.7.1 | 2 | it is verl 0.7.1, and composer-plugins runs in
+three_modes | tinker --version 0.5.0 | 2 | one version of tinker alone
+with_teacher | prime-rl --version 0.8.0 --option weight=0.2 | 0 | in loss_weights change
+with_teacher | prime-rl --option wieght=0.2 | 2 | did you mean 'weight'?
+with_teacher | prime-rl --version 0.7.0 | 2 | 0.7.0 is older than 0.8.0, the oldest
+distilled | prime-rl | 0 | nothing where the policies are equal
+replaced | prime-rl | 0 | as prime-rl calls it): 16 passed, 0 failed
+cispo | skyrl | 0 | without rollout_logprobs: AssertionError
+cispo | skyrl --option cispo.cispo_eps_clip_high=9 | 0 | 0 failed
+sft | skyrl | 0 | other advantages change nothing
+with_kwargs | torch --only {OPTION} -v | 0 | passed: {OPTION}
+with_kwargs | torch --only {OPTION} --option c_clip=2.0 | 0 | 1 passed
+with_kwargs | torch --option clip_ratio_c=3.0 | 2 | name one of c_clip
+inert | torch --only {OPTION} | 1 | 'c_clip': [None, 1.5] all give the same
+inert_sum | torch --only {OPTION} | 0 | 'c_clip': [None, 1.5] all give the same
 """
-FILES = {"four_modes": FOUR_MODES, "loss_inputs": LOSS_INPUTS, "of_skyrl": OF_SKYRL, "swallow": SWALLOW}
 
 
 @pytest.mark.parametrize("line", IN_THE_WILD.strip().splitlines())
-def test_a_loss_in_the_wild(tmp_path: Path, line: str) -> None:
+def test_a_loss_in_the_wild(line: str) -> None:
     function, options, status, words = line.split(" | ")
-    for name, text in FILES.items():
-        (tmp_path / f"{name}.py").write_text(text)
-    found = invoke("check", f"{tmp_path}/{function}", "--as", *options.split())
+    found = invoke("check", f"{__name__}:{function}", "--as", *options.split())
     is_error = isinstance(found.exception, ConfigError)
     assert words in (str(found.exception) if is_error else found.output)
     assert (2 if is_error else found.exit_code) == int(status)
@@ -733,15 +715,13 @@ def test_a_loss_in_the_wild(tmp_path: Path, line: str) -> None:
 def test_an_option_whose_clip_or_penalty_is_only_logged_fails(applies: bool, status: str) -> None:
     """Half and twice the value of an option give the same gradient; a user names the option."""
 
-    def function(
-        old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights=None
-    ):
-        with nullcontext() if applies else torch.no_grad():
-            penalty = config.my_beta * log_ratio(log_prob, old_log_prob, response_mask) ** 2
-        loss = ppo(log_prob, old_log_prob, advantages, response_mask).loss + penalty
-        if rollout_is_weights is not None:
-            loss = loss * torch.where(response_mask, rollout_is_weights, 0.0)
-        return verl_mean(loss, response_mask, loss_agg_mode, config.global_batch_info), {}
+    def function(*, config: Any, **given: Any) -> Any:
+        def token(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
+            with nullcontext() if applies else torch.no_grad():
+                penalty = config.my_beta * log_ratio(logprobs, old, mask) ** 2
+            return TokenLoss(ppo(logprobs, old, advantages, mask).loss + penalty, {})
+
+        return verl(token)(**given, config=config)
 
     (outcome,) = check_as(function, "verl", [OPTION], options={"my_beta": 0.5}).outcomes
     assert outcome.status == status

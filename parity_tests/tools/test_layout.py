@@ -3,37 +3,15 @@
 from collections import Counter
 
 import pytest
-from rich.console import Console
 
-from composer_plugins.cli.console import page, table
-from composer_plugins.cli.explaining import LINE_END
+from composer_plugins.cli.console import page
 from composer_plugins.losses.registry import losses
 from parity_tests.rigs.commands import output
-
-
-def test_a_text_goes_on_below_itself_and_a_long_word_is_folded() -> None:
-    console = Console(width=24)
-    with console.capture() as capture:
-        console.print(table([("ppo", "the larger of two losses", "0.5")], ("name", "", "x"), right=["x"]))
-        console.print(table([("grpo", "abcdefghijklmnopqrstuvwxyz")], indent=2))
-    assert [line.rstrip() for line in capture.get().splitlines()] == [
-        "name                   x",
-        "ppo   the larger of  0.5",
-        "      two losses",
-        "  grpo  abcdefghijklmnop",
-        "        qrstuvwxyz",
-    ]
 
 
 def test_a_pipe_gets_a_wide_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     assert page().width == 200
-
-
-def test_paragraphs_are_filled_anew_and_formulas_and_lists_are_kept() -> None:
-    text = "A loss\nof tokens.\n\n    x_t = r_t A\n\n- one,\n  two\n- three\nSource: a paper,\nand more."
-    kept = "A loss of tokens.\n\n    x_t = r_t A\n\n- one,\n  two\n- three\nSource: a paper, and more."
-    assert LINE_END.sub(" ", text) == kept
 
 
 def numbers(text: str) -> Counter[str]:

@@ -1,19 +1,33 @@
-"""`conform prime-rl` with formulas in the place of a checkout: the right table is equal, a wrong one differs.
+"""`conform prime-rl` with our losses in the place of a checkout's own: a wrong table differs.
 
 `adapters/prime_rl_plugin/test_live.py` makes the same comparison with a checkout, where one is given. Ours
-equal its recorded numbers in `adapters/prime_rl_plugin/test_golden.py`, and so do the formulas.
+equal its recorded numbers in `adapters/prime_rl_plugin/test_golden.py`, by the names in `prime_rl_words.py`.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
+from composer_plugins.adapters.prime_rl_plugin import loss_fn
 from composer_plugins.conformance.prime_rl_claims import claims
 from composer_plugins.conformance.running import CASES, compared
 from composer_plugins.frameworks.contract import Conversion, Framework, Sets
 from composer_plugins.frameworks.prime_rl import PRIME_RL
-from parity_tests.rigs.prime_rl_formulas import FORMULAS, Double
+from parity_tests.rigs import prime_rl_doubles, prime_rl_words
+
+
+class Double:
+    """PRIME-RL in the place of a checkout (`prime_rl_claims.upstream.Upstream`)."""
+
+    compute_loss = staticmethod(prime_rl_doubles.compute_loss)
+
+    def loss_fn(self, *, type: str, import_path: str = "", **options: Any) -> Callable[[Any], Any]:
+        """The function for `[trainer.loss]`."""
+        is_ours = type == "custom"
+        return partial(loss_fn, **(options["kwargs"] if is_ours else prime_rl_words.kwargs_of(type, options)))
 
 
 def loss(kind: str, **wrong: Any) -> Framework:
@@ -46,7 +60,7 @@ PLANTED: dict[str, tuple[str, Framework]] = {
 
 def test_every_loss_of_the_table_is_compared() -> None:
     compared_here = {kind for kind, _ in PLANTED.values()}
-    assert {one.options["type"] for one in PRIME_RL.losses} == compared_here == FORMULAS.keys()
+    assert {one.options["type"] for one in PRIME_RL.losses} == compared_here
 
 
 @pytest.mark.parametrize("name", PLANTED)

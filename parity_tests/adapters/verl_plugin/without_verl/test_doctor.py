@@ -13,8 +13,7 @@ import pytest
 from composer_plugins.adapters.verl_plugin import doctor as verl_doctor
 from composer_plugins.doctor import Target
 from composer_plugins.errors import ConfigError, Finding
-from parity_tests.cases import verl_environment as environments
-from parity_tests.cases.recorded import assert_told, findings_in_words, recorded
+from parity_tests.cases.recorded import findings_in_words, recorded
 from parity_tests.cases.verl_config import (
     ACTOR,
     DEFAULTS,
@@ -29,6 +28,7 @@ from parity_tests.cases.verl_config import (
     OURS,
     PAPERS,
     SOUND,
+    SYNC,
     VERL,
     actor,
     answered,
@@ -39,7 +39,6 @@ from parity_tests.cases.verl_config import (
     node,
     tree,
 )
-from parity_tests.cases.verl_environment import NO_VERL
 from parity_tests.rigs.commands import error, invoke, output
 from parity_tests.rigs.paths import ROOT
 
@@ -63,9 +62,27 @@ def test_a_mistake_is_found_without_verl_as_it_was_recorded_with_it(name: str) -
     assert found[0].problem and found[0].remedy and " None" not in str(found[0])
 
 
-@pytest.mark.parametrize("case", environments.CASES, ids=lambda case: case.name)
-def test_what_is_wrong_with_an_environment_is_found_as_recorded(case: environments.Case) -> None:
-    assert_told(environments.row(case), "verl_environment")
+NO_VERL = {"verl": VERL | {"absent": True, "version": None, "error": "ModuleNotFoundError"}}
+UNREGISTERED = {"estimators": ["gae", "grpo"], "losses": ["vanilla"], "trainers": ["sync"]}
+
+
+@pytest.mark.parametrize(
+    ("key", "answers", "is_composed"),
+    [
+        ("verl", NO_VERL, False),
+        ("verl", {"verl": VERL | {"error": "ImportError: libcudart"}, **UNREGISTERED}, False),
+        ("verl.plugins", {"verl": VERL | {"failure": "NameError: x"}, **UNREGISTERED}, True),
+        ("hydra", {"composition": "ScannerError: mapping values are not allowed here"}, False),
+        ("composer-plugins", {"package": "ModuleNotFoundError: composer_plugins", **UNREGISTERED}, True),
+        ("VERL_USE_EXTERNAL_MODULES", UNREGISTERED, True),
+        (MODE, {"trainers": ["sync"]}, True),
+    ],
+)
+def test_what_is_wrong_with_an_environment_is_one_error(
+    key: str, answers: dict[str, Any], is_composed: bool
+) -> None:
+    config = tree(SYNC | {"actor_rollout_ref.model.external_lib": "lib"}) if is_composed else None
+    assert findings_in_words(judged(config, **answers)) == f"error {key}"
 
 
 def check(found: Finding, key: str, words: str) -> None:
@@ -184,19 +201,16 @@ def test_json_has_the_overrides_too(asked: list[tuple[Any, ...]]) -> None:
 def test_the_exit_status_is_1_for_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verl_doctor, "ask", lambda *_, **__: answered(tree(GRPO)))
     assert run("--verl", "a=1")[0] == 0
-    monkeypatch.setattr(verl_doctor, "ask", lambda *_, **__: answered(None, **NO_VERL.answers))
+    monkeypatch.setattr(verl_doctor, "ask", lambda *_, **__: answered(None, **NO_VERL))
     status, shown = run("--verl", "--python", "py")
     assert status == 1 and shown.startswith("error: verl\n  py, which will train, has no verl, so")
     assert "the environment: 1 error, against verl 0.8 to 0.9 (none is installed for py" in shown
 
 
 def test_without_verl_a_config_is_read_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(verl_doctor, "ask", lambda *_, **__: answered(None, **NO_VERL.answers))
+    monkeypatch.setattr(verl_doctor, "ask", lambda *_, **__: answered(None, **NO_VERL))
     file = tmp_path / "my.yaml"
-    mine = OURS | {
-        LOSS_MODE: "composer",
-        f"{NODE}.advantage": "grop",
-    }
+    mine = OURS | {LOSS_MODE: "composer", f"{NODE}.advantage": "grop"}
     file.write_text(json.dumps(changed({"defaults": ["ppo_trainer", "_self_"]}, mine)))
     found = verl_doctor.examine([file], Target("py", None, ("trainer.mine=1",)))
     assert found.against.endswith("read by itself")
@@ -205,7 +219,7 @@ def test_without_verl_a_config_is_read_by_itself(monkeypatch: pytest.MonkeyPatch
     assert remedies[f"{NODE}.advantage"] == "did you mean 'grpo'?"
     worker = {"worker": {"actor": {"clip_ratio_high": 0.3}}}  # EasyR1's
     file.write_text(json.dumps(worker))
-    for facts in (answered(None, **NO_VERL.answers), answered(worker)):
+    for facts in (answered(None, **NO_VERL), answered(worker)):
         monkeypatch.setattr(verl_doctor, "ask", lambda *_, facts=facts, **__: facts)
         with pytest.raises(ConfigError, match="the config is one of EasyR1: worker stands at its top"):
             verl_doctor.examine([file], Target("py", None))
