@@ -11,9 +11,10 @@ from parity_tests.rigs.paths import ROOT
 
 # Lines of .py below these folders.
 LINES = {
-    ("composer_plugins", "adapters", "kernels", "recipes"): 49_540,
-    ("adapters",): 11_200,
-    ("parity_tests",): 42_860,
+    ("composer_plugins", "adapters", "kernels", "recipes"): 47_830,
+    ("adapters",): 10_890,
+    ("parity_tests",): 38_890,
+    ("docs/generator",): 1_360,
 }
 CONSTRUCTED = ("ConfigError", "DataError", "Finding")
 DEPENDENCIES = 8
@@ -41,7 +42,7 @@ def test_errors_and_findings_are_made_in_at_most_so_many_places() -> None:
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in CONSTRUCTED
     ]
-    assert len(calls) <= 550
+    assert len(calls) <= 530
 
 
 def test_a_loss_is_chosen_in_one_module() -> None:
