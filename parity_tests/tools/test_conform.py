@@ -237,12 +237,13 @@ def test_the_wheel_runs_where_the_checkout_is_not(tmp_path: Path) -> None:
 def test_a_framework_that_cannot_be_imported_is_an_error_that_says_why(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "trl").mkdir()
-    (tmp_path / "trl" / "__init__.py").write_text("raise RuntimeError('no transformers')")
+    for name in ("trl", "transformers"):  # whichever is imported first
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('no torch')")
     monkeypatch.syspath_prepend(tmp_path)
     for name in [name for name in sys.modules if name.partition(".")[0] == "trl"]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(ConfigError, match=r"trl: it cannot be imported \(RuntimeError: no transformers\)"):
+    with pytest.raises(ConfigError, match=r"trl: it cannot be imported \(RuntimeError: no torch\)"):
         suites.suite_of(TRL, None)
 
 
