@@ -9,11 +9,11 @@ import pytest
 from parity_tests.rigs.loaded import check_loaded
 from parity_tests.rigs.paths import ROOT
 
-# Lines of .py below these folders.
+# Lines of .py below these folders, with room for the example of CONTRIBUTING.md, which a test adds to a copy.
 LINES = {
-    ("composer_plugins", "adapters", "kernels", "recipes"): 47_830,
+    ("composer_plugins", "adapters", "kernels", "recipes"): 47_850,
     ("adapters",): 10_890,
-    ("parity_tests",): 38_890,
+    ("parity_tests",): 38_900,
     ("docs/generator",): 1_360,
 }
 CONSTRUCTED = ("ConfigError", "DataError", "Finding")
