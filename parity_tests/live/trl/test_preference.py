@@ -7,11 +7,23 @@ from trl.experimental.cpo import CPOConfig
 from composer_plugins.conformance.reductions import kernel
 from composer_plugins.conformance.trl_claims import upstream_pairs
 from composer_plugins.kernels.preference import sequence_logprobs
+from composer_plugins.losses.choosing import choose
 from composer_plugins.testing.assertions import assert_parity
 
 
 def test_a_cpo_config_makes_alphapo_a_simpo_with_alpha() -> None:
     assert CPOConfig(loss_type="alphapo", bf16=False).loss_type == "simpo"
+
+
+@pytest.mark.parametrize("name", ["simpo", "cpo_simpo", "alpha_po", "cpo"])
+def test_a_dialect_has_the_defaults_of_cpo_config(name: str) -> None:
+    config = CPOConfig(bf16=False)
+    gamma = config.simpo_gamma / config.beta
+    theirs = {"beta": config.beta, "gamma_beta_ratio": gamma, "label_smoothing": config.label_smoothing}
+    theirs |= {"nll_weight": config.cpo_alpha, "alpha": config.alpha}
+    ours = choose("preference", f"{name}@trl")
+    known = theirs.keys() & ours.loss.parameters
+    assert {key: ours.value(key) for key in known} == {key: theirs[key] for key in known}
 
 
 def test_hinge_and_sft_cannot_be_weighted_in_trl() -> None:
