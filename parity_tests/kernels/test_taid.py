@@ -77,13 +77,6 @@ def test_loss_and_its_kl_equal_plain_loops(pair: Pair, t: float) -> None:
     assert torch.equal(metrics["kl"].where, mask)
 
 
-@given(logit_pairs(), ts)
-def test_gradient_is_student_less_intermediate_teacher(pair: Pair, t: float) -> None:
-    """Which it is only if the student's side of the mixture is detached."""
-    want = torch.softmax(pair["student_logits"], -1) - torch.softmax(mixed_logits(pair, t), -1)
-    assert_parity(gradient(pair, t), torch.where(pair["mask"][..., None], want, 0.0), **scale(pair))
-
-
 each_t = pytest.mark.parametrize("t", [0.0, 0.3, 1.0])
 
 
