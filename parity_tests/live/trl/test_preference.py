@@ -2,16 +2,11 @@
 
 import pytest
 import torch
-from trl.experimental.cpo import CPOConfig
 
 from composer_plugins.conformance.reductions import kernel
 from composer_plugins.conformance.trl_claims import upstream_pairs
 from composer_plugins.kernels.preference import sequence_logprobs
 from composer_plugins.testing.assertions import assert_parity
-
-
-def test_a_cpo_config_makes_alphapo_a_simpo_with_alpha() -> None:
-    assert CPOConfig(loss_type="alphapo", bf16=False).loss_type == "simpo"
 
 
 def test_hinge_and_sft_cannot_be_weighted_in_trl() -> None:
