@@ -56,20 +56,11 @@ def assert_recorded(
 
 
 def assert_finite_where_upstream_is_not(loss_of: Callable[[Case], tuple[Tensor, Tensor]], case: Case) -> None:
-    """An entry that is -inf on both sides contributes nothing; a batch without an unmasked token gives 0."""
+    """An entry is -inf on both sides, or no token is unmasked: losses/test_laws.py compares the numbers."""
     loss, student = loss_of(case)
     (gradient,) = torch.autograd.grad(loss, student)
     assert math.isnan(float(case["loss"]))
     assert loss.isfinite() and gradient.isfinite().all()
-
-    allowed = golden.tensor(case["student_logits"]) > -torch.inf
-    shape = (*student.shape[:-1], -1)
-    s, t = (x.detach()[allowed].view(shape).tolist() for x in logits(case))
-    want, s = loss_of({**case, "student_logits": s, "teacher_logits": t})
-    (want_gradient,) = torch.autograd.grad(want, s)
-    scale = {"terms": s.numel(), "magnitude": 1.0}
-    assert_parity(loss, want, **scale)
-    assert_parity(gradient[allowed].view(shape), want_gradient, **scale, what="gradient")
 
 
 def opsd_loss(case: Case) -> tuple[Tensor, Tensor]:

@@ -47,36 +47,23 @@ def assert_rewards(ours: PairLoss, chosen: Tensor, rejected: Tensor) -> None:
         assert_parity(metric.value, want[name], terms=4, magnitude=magnitude, what=name)
 
 
-def is_ipo(case: Case) -> bool:
-    return bool(case["kwargs"].get("ipo"))
-
-
-@claim("dpo_eric_mitchell", where=lambda case: not is_ipo(case))
-def test_dpo_equals_its_authors(case: Case) -> None:
+@claim("dpo_eric_mitchell")
+def test_dpo_and_ipo_equal_eric_mitchell(case: Case) -> None:
     """Without a reference its scores are 0: but upstream's rewards subtract the reference even then.
 
-    With smoothing it is `cdpo`.
+    DPO with smoothing is `cdpo`. IPO is one of sums here, and label_smoothing is of no effect on it.
     """
-    settings = {name: x for name, x in case["kwargs"].items() if name in {"beta", "label_smoothing"}}
+    is_ipo = case["kwargs"].get("ipo", False)
+    name, taken = ("ipo", {"beta"}) if is_ipo else ("dpo", {"beta", "label_smoothing"})
+    settings = {key: x for key, x in case["kwargs"].items() if key in taken}
     policy, used, left_out = with_reference(case)
-    ours = reductions.kernel("preference", "dpo@eric-mitchell")(*policy, *used, **settings)
+    ours = reductions.kernel("preference", f"{name}@eric-mitchell")(*policy, *used, **settings)
     assert_recorded(ours, policy, case)
     if settings.get("label_smoothing"):
         assert_recorded(cdpo(*policy, *used, **settings), policy, case)
     rewards = zip(scores(case, "{}_rewards"), left_out, strict=True)
     assert_rewards(ours, *(reward + settings["beta"] * x for reward, x in rewards))
-
-
-@claim("dpo_eric_mitchell", where=is_ipo)
-def test_ipo_equals_eric_mitchell_on_sums(case: Case) -> None:
-    """Its label_smoothing is of no effect here."""
-    policy, used, left_out = with_reference(case)
-    beta = case["kwargs"]["beta"]
-    ours = reductions.kernel("preference", "ipo@eric-mitchell")(*policy, *used, beta=beta)
-    assert_recorded(ours, policy, case)
-    rewards = zip(scores(case, "{}_rewards"), left_out, strict=True)
-    assert_rewards(ours, *(reward + beta * x for reward, x in rewards))
-    assert not choose("preference", "ipo@eric-mitchell").average
+    assert not choose("preference", f"{name}@eric-mitchell").average
 
 
 def with_reference(case: Case) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:

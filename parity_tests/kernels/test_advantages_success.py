@@ -1,11 +1,11 @@
-"""Advantages by how often a prompt is solved: against all groups of k, and against loops."""
+"""Advantages by how often a prompt is solved: against all groups of k, and against their formula."""
 
 import math
 from itertools import combinations
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -44,42 +44,6 @@ def test_pass_at_k_training_is_the_mean_over_all_groups_of_k(
             expected[row] = (mean(mine) - mean(worth)) / (deviation + 0.01) if deviation > 1e-9 else 0.0
     ours = pass_at_k_training(torch.where(unmasked, rewards, torch.nan), ids, unmasked, k=k, eps=0.01)
     assert_parity(ours, expected, terms=64, magnitude=100.0)
-
-
-@given(grouped=grouped_rewards(), seed=seeds, share=masked, singleton=st.sampled_from(["zero", "raw"]))
-def test_bnpo_equals_loops(grouped: tuple[Tensor, Tensor], seed: int, share: float, singleton: str) -> None:
-    _, ids = grouped
-    rewards = torch.randint(0, 11, ids.shape, generator=torch.Generator().manual_seed(seed)).double() / 10
-    unmasked, expected = unmasked_rows(ids, seed, share), torch.zeros_like(rewards)
-    groups = [rewards[(ids == i) & unmasked].tolist() for i in ids.unique()]
-    means = [mean(xs) if len(xs) > 1 else 0.0 for xs in groups if len(xs) > (singleton == "zero")]
-    m = mean(means) if means else 0.0
-    variance = math.fsum((p - m) ** 2 for p in means) / (len(means) - 1) if len(means) > 1 else 0.0
-    assume(variance == 0 or variance > 1e-9)  # between them, rounding decides
-
-    def density(p: float) -> float:
-        if variance == 0:
-            return 1.0
-        fitted = m * (1 - m) / variance - 1
-        a, b = (max(1.0, 1 + fitted * x / 3) for x in (m, 1 - m))
-        powers = [0.0 if exponent == 0 else exponent * math.log(x) if x > 0 else -math.inf
-                  for exponent, x in ((a - 1, p), (b - 1, 1 - p))]  # fmt: skip
-        return math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + sum(powers))
-
-    largest = 1.0
-    for i in ids.unique():
-        rows = (ids == i) & unmasked
-        xs = rewards[rows].tolist()
-        if len(xs) == 1 and singleton == "zero":
-            continue
-        p = mean(xs) if len(xs) > 1 else 0.0
-        weight = min(1e6, 1 / density(p)) if xs and density(p) > 0 else 1e6
-        largest = max(largest, weight)
-        flat = len(xs) > 1 and max(xs) == min(xs)
-        expected[rows] = 0.0 if flat else (rewards[rows] - p) * weight
-    ours = bnpo(torch.where(unmasked, rewards, torch.nan), ids, unmasked, singleton=singleton)
-    # An exponent is a quotient by the variance, and a weight an exponential of it.
-    assert_parity(ours, expected, terms=64, magnitude=largest**2 * 100 / max(variance, 1e-2))
 
 
 def test_bnpo_of_one_prompt_or_of_prompts_as_hard_is_the_plain_deviation() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import REQUIRED, Loss, of_kind
+from composer_plugins.losses.row import REQUIRED, of_kind
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.inputs import with_junk
 from composer_plugins.testing.strategies import token_batches
@@ -76,65 +76,6 @@ def rows_of(batch: Batch) -> list[list[Token]]:
         tokens = zip(*values, range(len(masks)), strict=True)
         found.append([Token(*one) for one, kept in zip(tokens, masks, strict=True) if kept])
     return found
-
-
-def assert_equals_loop(
-    row: Loss,
-    loop: Loop,
-    batch: Batch,
-    *,
-    by_token: bool,
-    optional: bool,
-    lost: Callable[[list[Piece]], float] = lambda pieces: 1.0,
-    least: float = 0.0,
-    **params: Any,
-) -> None:
-    """Assert that value, gradient and metrics are those of a loop over rows, with junk at masked tokens.
-
-    `by_token` gives each token an advantage of its own, and `optional` passes the optional inputs too. `lost`
-    is how much larger the relative error of a loss is than that of a log ratio, and `least` is the smallest
-    magnitude of its terms.
-    """
-    batch, mask = with_other_policies(batch), batch["mask"]
-    if by_token:
-        batch["advantages"] = batch["advantages"] + (5 * batch["logprobs"]).sin()
-    taken = [name for name in row.optional if name in batch and (optional or name == "uniform")]
-    if "region_logprobs" not in taken:
-        batch["region_logprobs"] = batch["rollout_logprobs"]
-    if "advantages" not in (*row.needs, *taken):
-        batch["advantages"] = torch.zeros_like(batch["advantages"])
-
-    dirty = {name: with_junk(x, mask) if x.shape == mask.shape else x for name, x in batch.items()}
-    dirty |= {"mask": mask, "logprobs": dirty["logprobs"].requires_grad_()}
-    ours = row.kernel()(
-        *(dirty[name] for name in row.needs), **{name: dirty[name] for name in taken}, **params
-    )
-    (gradient,) = torch.autograd.grad(ours.loss.sum(), dirty["logprobs"])
-
-    pieces = [[Piece(0.0, 0.0) for _ in masks] for masks in mask]
-    tokens = rows_of(batch)
-    for i, found in enumerate(loop(tokens, **row.defaults | params)):
-        for token, piece in zip(tokens[i], found, strict=True):
-            pieces[i][token.place] = piece
-    flat = [piece for one in pieces for piece in one]
-    others = {name for name in row.needs if name.endswith("_logprobs")}
-    # exp() turns the absolute rounding of a log ratio into a relative one of the ratio.
-    gaps = [float((batch["logprobs"] - batch[name]).abs().max()) for name in others]
-    spread = 1 + max(gaps, default=0.0) * max(1.0, lost(flat))
-
-    def compare(found: Tensor, wanted: list[float], what: str) -> None:
-        theirs = found.new_tensor(wanted, dtype=torch.float64).view(mask.shape)
-        largest = spread * max(least, float(theirs.abs().max()))
-        assert_parity(found, theirs, terms=mask.shape[-1], magnitude=largest, what=what)
-
-    compare(ours.loss, [piece.value for piece in flat], "value")
-    compare(gradient, [piece.slope for piece in flat], "gradient")
-    for name, (value, where) in ours.metrics.items():
-        assert torch.equal(where, mask) and value[mask].isfinite().all() and not value.requires_grad, name
-        logged = [piece.metrics for piece, kept in zip(flat, mask.flatten(), strict=True) if kept]
-        if None not in logged:
-            kept = [(piece.metrics or {}).get(name, 0.0) for piece in flat]
-            compare(torch.where(mask, value, 0.0), kept, name)
 
 
 def by_token(piece: Callable[..., Piece]) -> Loop:
@@ -695,22 +636,58 @@ CHOICES: list[tuple[str, dict[str, Any]]] = [
 LEAST = {"ce_gppo": 1.0, "dcpo": 1.0, "cpgd": 1.0, "kimi_k15": 40.0}
 
 
+def lost(name: str, pieces: list[Piece], o: dict[str, Any]) -> float:
+    """How much larger the relative error of a loss is than that of a log ratio."""
+    if name != "vespo":
+        return 1.0
+    # d log phi / d log w = k - lambda w, where phi is not yet 0.
+    logged = [piece.metrics for piece in pieces if piece.metrics and piece.metrics["weight"]]
+    w = max((metrics["ratio"] for metrics in logged), default=0.0)
+    return max(1.0, max(o["k_pos"], o["k_neg"]) + max(o["lambda_pos"], o["lambda_neg"]) * w)
+
+
 @pytest.mark.parametrize("name, chosen", CHOICES)
 @given(batch=token_batches(), advantage_by_token=st.booleans(), optional=st.booleans())
 def test_loss_gradient_and_metrics_equal_loops(
-    name: str, chosen: dict[str, Any], batch: dict[str, Tensor], advantage_by_token: bool, optional: bool
+    name: str, chosen: dict[str, Any], batch: Batch, advantage_by_token: bool, optional: bool
 ) -> None:
-    row = ROWS[name]
-    o = row.defaults | chosen
+    """With junk at masked tokens, and with the optional inputs or without them."""
+    row, batch, mask = ROWS[name], with_other_policies(batch), batch["mask"]
+    if advantage_by_token or row.over_batch:  # a range of a batch needs advantages of both signs
+        batch["advantages"] = batch["advantages"] + (5 * batch["logprobs"]).sin()
+    taken = [name for name in row.optional if name in batch and (optional or name == "uniform")]
+    if "region_logprobs" not in taken:
+        batch["region_logprobs"] = batch["rollout_logprobs"]
+    if "advantages" not in (*row.needs, *taken):
+        batch["advantages"] = torch.zeros_like(batch["advantages"])
 
-    def lost(pieces: list[Piece]) -> float:
-        if name != "vespo":
-            return 1.0
-        # d log phi / d log w = k - lambda w, where phi is not yet 0.
-        logged = [piece.metrics for piece in pieces if piece.metrics and piece.metrics["weight"]]
-        w = max((metrics["ratio"] for metrics in logged), default=0.0)
-        return float(max(o["k_pos"], o["k_neg"]) + max(o["lambda_pos"], o["lambda_neg"]) * w)
+    dirty = {name: with_junk(x, mask) if x.shape == mask.shape else x for name, x in batch.items()}
+    dirty |= {"mask": mask, "logprobs": dirty["logprobs"].requires_grad_()}
+    options = {name: dirty[name] for name in taken} | chosen
+    ours = row.kernel()(*(dirty[name] for name in row.needs), **options)
+    (gradient,) = torch.autograd.grad(ours.loss.sum(), dirty["logprobs"])
 
-    mixes = row.over_batch or advantage_by_token  # a range of a batch needs advantages of both signs
-    options = {"by_token": mixes, "optional": optional, "lost": lost, "least": LEAST.get(name, 0.0)}
-    assert_equals_loop(row, ORACLES[name], batch, **options, **chosen)
+    pieces = [[Piece(0.0, 0.0) for _ in masks] for masks in mask]
+    tokens, o = rows_of(batch), row.defaults | chosen
+    for i, found in enumerate(ORACLES[name](tokens, **o)):
+        for token, piece in zip(tokens[i], found, strict=True):
+            pieces[i][token.place] = piece
+    flat = [piece for one in pieces for piece in one]
+    others = {name for name in row.needs if name.endswith("_logprobs")}
+    # exp() turns the absolute rounding of a log ratio into a relative one of the ratio.
+    gaps = [float((batch["logprobs"] - batch[name]).abs().max()) for name in others]
+    spread = 1 + max(gaps, default=0.0) * lost(name, flat, o)
+
+    def compare(found: Tensor, wanted: list[float], what: str) -> None:
+        theirs = found.new_tensor(wanted, dtype=torch.float64).view(mask.shape)
+        largest = spread * max(LEAST.get(name, 0.0), float(theirs.abs().max()))
+        assert_parity(found, theirs, terms=mask.shape[-1], magnitude=largest, what=what)
+
+    compare(ours.loss, [piece.value for piece in flat], "value")
+    compare(gradient, [piece.slope for piece in flat], "gradient")
+    for metric, (value, where) in ours.metrics.items():
+        assert torch.equal(where, mask) and value[mask].isfinite().all() and not value.requires_grad, metric
+        logged = [piece.metrics for piece, kept in zip(flat, mask.flatten(), strict=True) if kept]
+        if None not in logged:
+            kept = [(piece.metrics or {}).get(metric, 0.0) for piece in flat]
+            compare(torch.where(mask, value, 0.0), kept, metric)

@@ -286,7 +286,7 @@ LOSSES = (
         paper="arXiv 2506.02864",
         exceptions={OVER_GROUPS: "the distribution is fitted to all prompts of the batch"},
         parameters={"singleton": SINGLETON},
-        proof=SUCCESS + "test_bnpo_equals_loops",
+        proof=GOLDEN + "test_bnpo_equals_its_authors",
         dialects=(
             Dialect(
                 upstream="bnpo",

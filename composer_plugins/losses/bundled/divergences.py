@@ -12,9 +12,7 @@ TOP_K = ("student_logits", "teacher_topk_logprobs", "teacher_topk_ids", "mask")
 GOLDEN, UNIT = "golden/test_divergences.py", "kernels/test_divergences.py"
 PARTS = "kernels/test_divergences_parts.py"
 TAIDS = f"{GOLDEN}::test_divergences_equal_taids_repository"
-TOPK_LOOPS = f"{PARTS}::test_sums_over_a_given_top_k_equal_plain_loops"
-SHAPED = f"{PARTS}::test_divergences_with_weights_of_entries_equal_plain_loops"
-MIXING = f"{PARTS}::test_mixing_divergences_equal_plain_loops"
+DISTILLM = f"{GOLDEN}::test_divergences_equal_distillm"
 OPSD = "siyan-zhao/OPSD opsd_trainer.py generalized_jsd_loss@{}"
 SDPO = "lasgroup/SDPO verl/trainer/ppo/core_algos.py compute_self_distillation_loss@0e6d510"
 SERVER = "experimental/server_distillation/server_distillation_trainer.py"
@@ -54,8 +52,7 @@ TOP_K_SUPPORT = {  # the same where only the teacher's top k are given
 def distillm(function: str, note: str = "", **params: Value) -> Dialect:
     """The dialect of a function in DistiLLM's losses.py."""
     source = f"jongwooko/distillm distillm/losses.py {function}@d47e77f"
-    proof = f"{GOLDEN}::test_divergences_equal_distillm"
-    return Dialect(upstream="distillm", params=params, source=source, proof=proof, note=note)
+    return Dialect(upstream="distillm", params=params, source=source, proof=DISTILLM, note=note)
 
 
 def taid(file: str, note: str, proof: str = TAIDS, **params: Value) -> Dialect:
@@ -157,7 +154,7 @@ LOSSES = (
         summary="KL(teacher || a little teacher in the student)",
         paper="arXiv 2402.03898",
         parameters={"skew": skew("teacher"), "value": VALUE} | SUPPORT,
-        proof=MIXING,
+        proof=DISTILLM,
         dialects=(
             distillm("skewed_forward_kl", "lam weights the teacher", skew=0.1, value="cross-entropy"),
             taid(
@@ -173,7 +170,7 @@ LOSSES = (
         summary="KL(student || a little student in the teacher)",
         paper="arXiv 2402.03898",
         parameters={"skew": skew("student")} | SUPPORT,
-        proof=MIXING,
+        proof=DISTILLM,
         dialects=(
             distillm("skewed_reverse_kl", "lam weights the student", skew=0.1),
             taid("skew_rkl", "class SkewReverseKL, whose target_weight is skew", skew=0.1),
@@ -185,7 +182,7 @@ LOSSES = (
         paper="arXiv 2402.03898",
         parameters={"reverse_weight": Parameter("weight of the reverse KL", low=0, high=1), "value": VALUE}
         | SUPPORT,
-        proof=MIXING,
+        proof=DISTILLM,
         dialects=(
             distillm("symmetric_kl", "lam is reverse_weight", reverse_weight=0.9, value="cross-entropy"),
         ),
@@ -195,7 +192,7 @@ LOSSES = (
         summary="total variation distance",
         paper="arXiv 2307.15190",
         parameters=SUPPORT,
-        proof=MIXING,
+        proof=DISTILLM,
         dialects=(
             distillm("tv_distance"),
             taid("tvd", "class TVD"),
@@ -292,7 +289,7 @@ LOSSES = (
         paper="arXiv 2606.30406",
         needs=TOP_K,
         parameters={"temperature": TOP_K_SUPPORT["temperature"]},
-        proof=TOPK_LOOPS,
+        proof=f"{PARTS}::test_generalized_reverse_kl_topk_equals_plain_loops",
     ),
     divergence(
         name="symmetric_kl_topk",
@@ -304,7 +301,7 @@ LOSSES = (
             "rest": REST,
             "temperature": TOP_K_SUPPORT["temperature"],
         },
-        proof=TOPK_LOOPS,
+        proof=f"{PARTS}::test_given_top_k_equals_that_of_the_logits",
         dialects=(
             Dialect(
                 upstream="nemo-rl",
@@ -390,7 +387,7 @@ LOSSES = (
             "beta": Parameter("exponent of the student; 0 is a forward KL", low=0),
         }
         | SUPPORT,
-        proof=SHAPED,
+        proof=f"{GOLDEN}::test_alpha_beta_equals_its_authors",
         dialects=(
             Dialect(
                 upstream="abkd",
@@ -407,7 +404,7 @@ LOSSES = (
         summary="both KLs, mixed at each entry by how much more likely the teacher finds it",
         paper="arXiv 2505.16297",
         parameters=SUPPORT,
-        proof=SHAPED,
+        proof=f"{GOLDEN}::test_todi_equals_its_authors",
         dialects=(
             Dialect(
                 upstream="todi",
@@ -425,7 +422,7 @@ LOSSES = (
         exceptions={
             TO_THE_TEACHER: "it compares sorted probabilities, and the step is towards the unsorted teacher"
         },
-        proof=SHAPED,
+        proof=f"{PARTS}::test_uld_equals_plain_loops",
         dialects=(
             trl(
                 source="experimental/gold/gold_trainer.py ULDLoss",

@@ -100,7 +100,7 @@ MARGIN_LOSSES = (
                 upstream="eric-mitchell",
                 params={"label_smoothing": 0.0},
                 source=MITCHELL,
-                proof=f"{GOLDEN}::test_dpo_equals_its_authors",
+                proof=f"{GOLDEN}::test_dpo_and_ipo_equal_eric_mitchell",
                 note="beta has no default; reference_free is a reference whose scores are 0",
             ),
             areal("loss_type sigmoid, its default; in float32"),
@@ -115,7 +115,7 @@ MARGIN_LOSSES = (
             "label_smoothing": Parameter(LABEL_SMOOTHING.help, low=0, high=0.5, example=0.1),
             "beta": BETA,
         },
-        proof=f"{GOLDEN}::test_dpo_equals_its_authors",
+        proof=f"{GOLDEN}::test_dpo_and_ipo_equal_eric_mitchell",
     ),
     with_reference(
         name="rpo",
@@ -175,7 +175,7 @@ MARGIN_LOSSES = (
             Dialect(
                 upstream="eric-mitchell",
                 source=MITCHELL,
-                proof=f"{GOLDEN}::test_ipo_equals_eric_mitchell_on_sums",
+                proof=f"{GOLDEN}::test_dpo_and_ipo_equal_eric_mitchell",
                 note="scores are sums; beta has no default; label_smoothing is ignored",
                 average=False,
             ),

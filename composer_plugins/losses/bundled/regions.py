@@ -33,6 +33,7 @@ KL_TAU = Parameter(
 STABLE_RL = "sail-sg/Stable-RL verl/trainer/ppo/core_algos.py compute_policy_loss_with_mask @c6af1d1"
 PRIME_RL = "src/prime_rl/trainer/rl/loss.py"
 REGIONS = "golden/test_regions.py"
+TOP_K_PROOF = f"{REGIONS}::test_topk_losses_equal_stable_rl"
 PRIME = "golden/test_prime_rl.py"
 
 # Fields that many rows share. A row may override them.
@@ -128,11 +129,11 @@ LOSSES = (
                     params={f"{measure}_low": 0.2, f"{measure}_high": 0.2, "ratio_cap": 3.0},
                     source=f"{STABLE_RL} (loss_mode dppo_topk_{measure}); "
                     "verl/workers/actor/utils.py compute_topk_kl",
-                    proof=f"{REGIONS}::test_topk_losses_equal_stable_rl",
+                    proof=TOP_K_PROOF,
                     note="the distance is a float32 there",
                 ),
             ),
-            proof="kernels/test_regions.py::test_a_region_over_k_buckets_keeps_what_the_paper_keeps",
+            proof=TOP_K_PROOF,
         )
         for measure, summary in {
             "tv": "as dppo_tv, measured over the k likeliest tokens and the rest",

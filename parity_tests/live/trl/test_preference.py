@@ -11,10 +11,6 @@ from composer_plugins.losses.choosing import choose
 from composer_plugins.testing.assertions import assert_parity
 
 
-def test_a_cpo_config_makes_alphapo_a_simpo_with_alpha() -> None:
-    assert CPOConfig(loss_type="alphapo", bf16=False).loss_type == "simpo"
-
-
 @pytest.mark.parametrize("name", ["simpo", "cpo_simpo", "alpha_po", "cpo"])
 def test_a_dialect_has_the_defaults_of_cpo_config(name: str) -> None:
     config = CPOConfig(bf16=False)
