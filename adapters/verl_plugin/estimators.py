@@ -35,11 +35,7 @@ def estimator(name: str | None) -> Estimator:
     options = AskedOnce("advantage", name)
 
     def advantages(
-        token_level_rewards: Tensor,
-        response_mask: Tensor,
-        index: Any = None,
-        config: Any = None,
-        **_: Any,
+        token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, config: Any = None, **_: Any
     ) -> tuple[Tensor, Tensor]:
         """Return advantages [rows, tokens], 0 where the mask is 0, and the same tensor as the returns.
 

@@ -12,8 +12,7 @@ from composer_plugins.frameworks.trl import TRL
 from parity_tests.rigs import tiny
 
 BY_TOKENS = pytest.mark.skipif(
-    upstream.release() < (1, 10),
-    reason="luspo by tokens, which averages over padding before TRL 1.10",
+    upstream.release() < (1, 10), reason="luspo by tokens, which averages over padding before TRL 1.10"
 )
 LOSSES = [
     pytest.param(

@@ -120,9 +120,7 @@ def test_a_single_pair_serves_every_generation() -> None:
     assert {text[-2:] for text in decoded} == {"12"}
 
 
-def test_generation_g_takes_the_gth_pair_also_across_ranks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_generation_g_takes_the_gth_pair_also_across_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 of two holds generations 4 to 7 of the only prompt."""
     row = {"prompt": "a?", "chosen": [f"{g}1" for g in range(8)], "rejected": ["9"] * 8}
     made = tiny.trainer(**REPLAY_ONLY, dataset=[row] * 2, num_generations=8)

@@ -56,11 +56,7 @@ def test_a_changed_weight_is_resumed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "changes", "message"),
     [
-        (
-            {"hint_weight": 0.0},
-            {"hint_weight": 1.0},
-            "hint_weight: it was 0 when .* is 1.0; make",
-        ),
+        ({"hint_weight": 0.0}, {"hint_weight": 1.0}, "hint_weight: it was 0 when .* is 1.0; make"),
         ({}, {"hint_weight": -1.0}, "hint_weight: it is -1.0; set a"),
         ({}, {"replay_weight": "x"}, "replay_weight: it is 'x'; set a"),
         ({}, {"hint_divergence": "sdpo"}, "hint_divergence: it was 'jsd' .* 'sdpo'; make a new trainer"),
