@@ -26,10 +26,6 @@ Release = tuple[int, int] | None  # major and minor; None: not known, and taken 
 FIRST, UNTESTED = (0, 8), (0, 10)  # the first release that is supported, and the first that nobody has tested
 DEFAULT_TRAINER = "sync"
 
-# The methods of verl's PPOTrainerSync that composer_sync overrides.
-OVERRIDDEN = {"_init_dataloader", "_init_resource_pool_mgr", "_compute_advantage", "_update_actor"}
-OVERRIDDEN |= {"on_init_end", "trainer_mode"}
-
 # How verl finds plugins, beside an entry point of 0.9.
 MODULES, PLUGIN = "VERL_USE_EXTERNAL_MODULES", "composer_plugins.adapters.verl_plugin.register"
 DEFERRED_TRAINER = "composer_plugins.adapters.verl_plugin.deferred_trainer"
@@ -65,13 +61,6 @@ def release_of(version: str | None) -> Release:
         problem = f"it is verl {version}, and composer-plugins runs in verl 0.8 and 0.9"
         raise ConfigError("verl", problem, "install it: pip install 'verl>=0.8,<0.10'")
     return release
-
-
-def check_release() -> None:
-    """Raise ConfigError if the installed verl is too old."""
-    from verl import __version__
-
-    release_of(__version__)
 
 
 def moved(kind: Kind, table: Any) -> dict[str, Any]:
