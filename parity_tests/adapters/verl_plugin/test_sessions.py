@@ -47,11 +47,9 @@ def data(keys: list[str] = KEYS) -> DataProto:
 
 def advantages(name: str, keys: list[str] = KEYS, batch: DataProto | None = None, **node: Any) -> Tensor:
     """What verl's v1 trainer computes by this estimator."""
-    config = OmegaConf.create(
-        {"algorithm": {"adv_estimator": name, "gamma": 1.0, "composer": node}, **CONFIG}
-    )
+    made = OmegaConf.create({"algorithm": {"adv_estimator": name, "gamma": 1.0, "composer": node}, **CONFIG})
     batch = data(keys) if batch is None else batch.slice()
-    found = compute_advantage_for_multi_trajectories(batch, keys, name, config=config.algorithm)
+    found = compute_advantage_for_multi_trajectories(batch, keys, name, config=made.algorithm)
     return found.batch["advantages"]
 
 
@@ -83,9 +81,7 @@ def sessions(draw: st.DrawFn) -> tuple[list[str], DataProto]:
 @pytest.mark.filterwarnings("ignore::composer_plugins.errors.ComposerWarning")  # of groups of one
 @settings(max_examples=60, deadline=None)
 @given(drawn=sessions())
-def test_under_composer_sync_grpo_equals_verls_own_on_any_sessions(
-    drawn: tuple[list[str], DataProto],
-) -> None:
+def test_grpo_equals_verls_own_on_any_sessions(drawn: tuple[list[str], DataProto]) -> None:
     keys, batch = drawn
     theirs = advantages("grpo", keys, batch)
     with under_composer_sync(keys):
@@ -101,9 +97,7 @@ PAIRS |= {"grpo_passk": "pass_at_k@verl", "reinforce_plus_plus_baseline": "reinf
 @pytest.mark.parametrize("theirs", PAIRS)
 @pytest.mark.parametrize("by_session", [False, True])
 @pytest.mark.parametrize("level", ["token_k1", "seq_mean_k1"])
-def test_a_token_or_a_row_that_verl_rejects_keeps_its_reward(
-    theirs: str, by_session: bool, level: str
-) -> None:
+def test_what_verl_rejects_keeps_its_reward(theirs: str, by_session: bool, level: str) -> None:
     keys, old = [f"a_{row}_0" for row in range(3)], torch.full((3, 3), -1.0)
     sampled = old.clone()
     sampled[0, 2] = -5.0
@@ -128,10 +122,15 @@ def test_a_reward_that_an_estimator_of_tokens_leaves_out_as_verl_does_is_warned_
     assert_parity(ours, theirs, terms=27, magnitude=7.0, dtype=torch.float32)
 
 
+def test_verl_groups_sessions_for_grpo_alone_and_ours_for_every_grouped_estimator() -> None:
+    theirs = advantages("rloo")
+    with under_composer_sync(KEYS):
+        ours = advantages("composer", advantage="rloo@verl")
+    assert not torch.allclose(ours, theirs.to(ours.dtype), atol=1e-3)
+
+
 def test_the_registries_alone_refuse_more_rows_of_a_prompt_than_rollouts() -> None:
-    with pytest.raises(
-        DataError, match=r"prompt 'a' has 6 rows, and actor_rollout_ref.rollout.n is 3: .* set"
-    ):
+    with pytest.raises(DataError, match=r"prompt 'a' has 6 rows, and actor_rollout_ref.rollout.n is 3: .*"):
         advantages("composer", advantage="grpo@verl")
     with pytest.raises(DataError, match="trainer_mode=composer_sync"):
         advantages("composer/rloo")
@@ -144,9 +143,7 @@ def test_one_output_per_session_and_padding_rows_are_accepted() -> None:
         assert torch.equal(advantages("composer", keys, advantage="grpo@verl"), ours)
 
 
-def test_sessions_that_are_each_alone_with_their_prompt_are_warned_of(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sessions_that_are_alone_with_their_prompt_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many outputs they have; not where no advantage is used."""
     keys = ["a_0_0", "a_0_1", "b_0_0", "pad0_0_0", "pad0_1_0"]
     monkeypatch.setattr(estimators, "WARNED", set())

@@ -141,9 +141,7 @@ def test_a_hint_is_not_put_at_tokens_of_a_mask_of_other_numbers(
         trainer._compute_advantage(batch, {})
 
 
-def test_only_a_hint_of_distributions_takes_our_worker(
-    started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hint_of_distributions_takes_our_worker(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     models = (Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
 
     def verls(self: Any) -> None:
