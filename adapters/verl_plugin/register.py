@@ -9,7 +9,7 @@ estimator, after the first rollout. So an error here becomes a warning, and `FAI
 import warnings
 from importlib import import_module
 
-from composer_plugins.adapters.verl_plugin.upstream import DEFERRED_TRAINER, has_v1_trainers, release_of
+from composer_plugins.adapters.verl_plugin.upstream import DEFERRED_TRAINER, check_release, has_v1_trainers
 from composer_plugins.errors import ConfigError
 
 NAME = "composer"
@@ -22,9 +22,7 @@ def register() -> None:
     A second call does nothing. Raises ConfigError where another package has one of these names, and in a verl
     that is too old.
     """
-    from verl import __version__
-
-    release_of(__version__)
+    check_release()
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, register_adv_est, register_policy_loss
 
     from composer_plugins.adapters.verl_plugin.estimators import estimator

@@ -2,8 +2,8 @@
 
 Tested with 0.8.0 (the registries) and with 0.9.1 (the registries and composer_sync). verl is
 imported inside the functions, so the doctor can read the names without it. What verl's options are is in
-composer_plugins/frameworks/verl.py. The methods that override verl's are in sync_trainer/trainer.py and
-sync_trainer/workers.py.
+composer_plugins/frameworks/verl.py. sync_trainer/trainer.py overrides `_init_dataloader`, `on_init_end`,
+`_init_resource_pool_mgr`, `_compute_advantage` and `_update_actor`, and workers.py there `infer_batch`.
 """
 
 import re
@@ -61,6 +61,13 @@ def release_of(version: str | None) -> Release:
         problem = f"it is verl {version}, and composer-plugins runs in verl 0.8 and 0.9"
         raise ConfigError("verl", problem, "install it: pip install 'verl>=0.8,<0.10'")
     return release
+
+
+def check_release() -> None:
+    """Raise ConfigError if the installed verl is too old."""
+    from verl import __version__
+
+    release_of(__version__)
 
 
 def moved(kind: Kind, table: Any) -> dict[str, Any]:
