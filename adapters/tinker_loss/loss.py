@@ -219,26 +219,23 @@ class Loss:
             given["advantages"] = self._advantages(batch, layout)
             if self.asked.choice.loss.per_sequence and differ_by_token(given["advantages"], mask):
                 raise differing_advantages(self.asked.choice.loss)
-        has_old = needs_old and config.old_policy is None and self._has_old(batch, mask)
+        of_old = self.keys["old_logprobs"]
+        trained = (batch.data[row] for row in mask.any(-1).nonzero().flatten().tolist())
+        has_old = needs_old and config.old_policy is None and any(of_old in x.loss_fn_inputs for x in trained)
         from_sampler = needs_old and not has_old and config.old_policy != "current"
         correction = self.asked.correction
         if from_sampler or correction is not None or "rollout_logprobs" in wanted:
             given["rollout_logprobs"] = self._rollout(batch, mask)
         if from_sampler and correction is not None:
             problem = "old_logprobs are the sampler's too, so that each of its weights is 1"
-            remedy = f"add {self.keys['old_logprobs']!r} to loss_fn_inputs, or use policy='reinforce'"
+            remedy = f"add {of_old!r} to loss_fn_inputs, or use policy='reinforce'"
             raise ConfigError("rollout_correction", problem, remedy)
         if has_old:
             remedy = "add it to all data, or to none"
-            given["old_logprobs"] = batch.tokens(self.keys["old_logprobs"], mask, remedy)
+            given["old_logprobs"] = batch.tokens(of_old, mask, remedy)
         elif needs_old:
             given["old_logprobs"] = given["rollout_logprobs"] if from_sampler else batch.logprobs.detach()
         return given
-
-    def _has_old(self, batch: Batch, mask: Tensor) -> bool:
-        """Whether a datum with an unmasked token has the log-probabilities of an old policy."""
-        key, rows = self.keys["old_logprobs"], mask.any(-1).nonzero().flatten().tolist()
-        return any(key in batch.data[row].loss_fn_inputs for row in rows)
 
     def _rollout(self, batch: Batch, mask: Tensor) -> Tensor:
         return batch.tokens(self.keys["rollout_logprobs"], mask, FROM_SAMPLER)

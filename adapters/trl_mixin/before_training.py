@@ -57,9 +57,6 @@ def check_class(cls: type, mixin: type) -> None:
     if order.index(mixin) > order.index(GRPOTrainer):
         problem = f"{mixin.__name__} stands after GRPOTrainer in the bases, where it is never called"
         raise ConfigError(bases, problem, f"write class {cls.__name__}({mixin.__name__}, ...)")
-    if getattr(cls, "loss_is_scaled_for_ga", None) is False:
-        problem = "it is False, so the Trainer divides the loss for gradient accumulation a second time"
-        raise ConfigError(f"{cls.__name__}.loss_is_scaled_for_ga", problem, "leave it as GRPOTrainer has it")
 
 
 def check_own_policy(cls: type, options: Any) -> None:
@@ -107,11 +104,6 @@ def check_rollouts(trainer: GRPOTrainer, rows: int, output: dict[str, Any]) -> N
         problem += "not known which hint and pair each completion has"
         remedy = "return one completion for each row, in their order"
         raise ConfigError(type(trainer).__name__, problem, remedy)
-
-
-def uses_peft(arguments: dict[str, Any]) -> bool:
-    """Whether the policy will be a PEFT model, by the arguments of the trainer's constructor."""
-    return hasattr(arguments.get("model"), "peft_config") or arguments.get("peft_config") is not None
 
 
 def check_adapter(arguments: dict[str, Any]) -> None:
@@ -184,7 +176,7 @@ def _changes_nothing(name: str, weight: Any, everything: dict[str, Any]) -> bool
 
 def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
     """Raise ConfigError where the forward passes of the hint and replay channels do not work."""
-    vision = upstream.is_vision_model(trainer)
+    vision = upstream.tokenizer(trainer) is not trainer.processing_class  # which is a processor
     if trainer.model.config.is_encoder_decoder:
         problem = (
             "it is an encoder-decoder, and the hint and replay channels append a completion to its prompt"

@@ -138,6 +138,7 @@ class HintChannel(Channel):
     name = "hint"
     denominator = "the mean over completions of the mean over their tokens, 0 without a hint"
     source: HintSource
+    columns: tuple[str, ...] = field(init=False)  # of the data set
     teacher: Teacher = field(init=False)  # known once TRL has prepared the model
     # Whether TRL's log-probabilities may depend on padding (`may_count_padding`), and the teacher's do not.
     needs_own_student: bool = field(default=False, init=False)
@@ -146,13 +147,9 @@ class HintChannel(Channel):
     _has_warned: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
+        self.columns = self.source.columns
         if self.choice.value("ratio_cap") is not None:  # weighs each token by its ratio to the old policy
             self.choice = self.choice.with_optional("student_logprobs", "old_logprobs")
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that the data set must have."""
-        return self.source.columns
 
     def check_row(self, trainer: GRPOTrainer, row: Row, training: bool) -> list[str]:
         """Return the notes of a row for `columns.warnings_of`; DataError if the channel cannot use it."""

@@ -88,11 +88,7 @@ TRL = Convention(
     returns="one number with a gradient, divided by current_gradient_accumulation_steps or by "
     "num_items_in_batch, which count the micro-batches and the tokens of the whole step",
     equal_parts=True,
-    names={
-        "logprobs": "per_token_logps",
-        "old_logprobs": "old_per_token_logps",
-        "mask": "completion_mask",
-    },
+    names={"logprobs": "per_token_logps", "old_logprobs": "old_per_token_logps", "mask": "completion_mask"},
     find=of_loss_type,
     specialise=specialised,
 )

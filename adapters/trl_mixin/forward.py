@@ -137,10 +137,8 @@ def why_not_linear(trainer: GRPOTrainer) -> str | None:
     own, found = own.double(), found.double()
     impossible = own == -torch.inf
     if found.shape == own.shape and torch.equal(impossible, found == -torch.inf):
-        difference = (
-            torch.where(impossible, 0.0, found - own).norm() / torch.where(impossible, 0.0, own).norm()
-        )
-        if difference <= max(torch.finfo(states.hidden.dtype).eps / 4, 1e-5):
+        gap, size = (torch.where(impossible, 0.0, x).norm() for x in (found - own, own))
+        if gap / size <= max(torch.finfo(states.hidden.dtype).eps / 4, 1e-5):
             return None
     return "its logits are not those of its output head"
 

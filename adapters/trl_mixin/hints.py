@@ -136,7 +136,9 @@ class SuccessfulRollouts:
         prompts, has_hint = [], []
         first = trainer.accelerator.process_index * len(rows)
         for row, demonstration in zip(rows, demonstrations[first : first + len(rows)], strict=True):
-            feedback = self._feedback(row)
+            # From the data set or from a rollout_func; None if it is blank.
+            said = row.get(HINT) if options.include_environment_feedback else None
+            feedback = None if isinstance(said, str) and not said.strip() else hint_of({HINT: said})
             if demonstration is not None and options.environment_feedback_only_without_solution:
                 feedback = None
             has_hint.append(demonstration is not None or feedback is not None)
@@ -191,11 +193,6 @@ class SuccessfulRollouts:
         if self.options.remove_thinking_from_demonstration:
             return [upstream.THINKING.sub("", text).strip() for text in texts]
         return texts
-
-    def _feedback(self, row: Row) -> str | None:
-        """The feedback of the row, from the data set or from a rollout_func; None if it is blank."""
-        value = row.get(HINT) if self.options.include_environment_feedback else None
-        return None if isinstance(value, str) and not value.strip() else hint_of({HINT: value})
 
     def _reprompt(self, prompt: Any, demonstration: str | None, feedback: str | None) -> Any:
         options, solution, said = self.options, "", ""

@@ -207,10 +207,7 @@ def _own_loss(values: Mapping[str, Any]) -> dict[str, Any]:
     if name is None:
         problem = f"with importance_sampling_level={level!r}, {kind!r} is not a loss of the catalogue"
         raise ConfigError("loss_type", problem, f"set one of {', '.join(LOSS_TYPES)}")
-    return {
-        "policy": name,
-        "loss_type": kind if kind in MODES else None,
-    }
+    return {"policy": name, "loss_type": kind if kind in MODES else None}
 
 
 def _correction(options: ComposerGRPOConfig) -> Choice | None:
@@ -221,10 +218,7 @@ def _correction(options: ComposerGRPOConfig) -> Choice | None:
         raise unknown("vllm_importance_sampling_mode", mode, VLLM_WEIGHTS, noun="mode")
     name, level = VLLM_WEIGHTS[mode]
     low, high = VLLM_BOUNDS[name]
-    given = {
-        low: options.vllm_importance_sampling_clip_min,
-        high: options.vllm_importance_sampling_clip_max,
-    }
+    given = {low: options.vllm_importance_sampling_clip_min, high: options.vllm_importance_sampling_clip_max}
     bounds = {bound: value for bound, value in given.items() if value is not None}
     return choose("correction", name, bounds | {"level": level})
 

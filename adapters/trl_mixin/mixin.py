@@ -71,8 +71,8 @@ class ComposerLossMixin(_Trainer):
 
         teacher_kind = config.hint_teacher if self._hint is not None else None
         needs_base = teacher_kind == "base" or (self._replay is not None and self._replay.needs_reference)
-        peft = before_training.uses_peft(given)
         model = given.get("model")
+        peft = hasattr(model, "peft_config") or given.get("peft_config") is not None
         if peft and needs_base:
             before_training.check_adapter(given)
         # TRL's constructor patches the model's forward with a closure over the original model. A copy made

@@ -185,8 +185,12 @@ class ComposerGRPOConfig(GRPOConfig):
     def __post_init__(self) -> None:
         wrong = Findings()
         for name in PARAMS:
-            with wrong.collected():
-                self._parse_json(name)
+            if isinstance(value := getattr(self, name), str):
+                try:
+                    setattr(self, name, json.loads(value))
+                except json.JSONDecodeError as error:
+                    problem = f"{value!r} is not JSON: {error}"
+                    wrong.append(Finding("error", name, problem, 'write it as {"beta": 0.5}'))
         enforce(wrong)
         super().__post_init__()
         enforce(self.findings())
@@ -275,14 +279,6 @@ class ComposerGRPOConfig(GRPOConfig):
             remedy = f"use ComposerGRPOTrainer, or write class My{name}(ComposerLossMixin, {name})"
             raise ConfigError("args", problem, remedy)
         return int(super().get_process_log_level())
-
-    def _parse_json(self, name: str) -> None:
-        if isinstance(value := getattr(self, name), str):
-            try:
-                setattr(self, name, json.loads(value))
-            except json.JSONDecodeError as error:
-                problem = f"{value!r} is not JSON: {error}"
-                raise ConfigError(name, problem, 'write it as {"beta": 0.5}') from None
 
     @property
     def changes_loss(self) -> bool:

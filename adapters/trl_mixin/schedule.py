@@ -28,22 +28,16 @@ class Weights(TrainerCallback):
         """The weights of this step. ConfigError for one without a channel, and for another changed option."""
         options: ComposerGRPOConfig = self.trainer.args
         for name, value in _of(options, self.fixed).items():
-            if value != self.fixed[name]:
-                problem = (
-                    f"it was {self.fixed[name]!r} when the trainer was made, and was changed to {value!r}"
-                )
+            if value != (was := self.fixed[name]):
+                problem = f"it was {was!r} when the trainer was made, and was changed to {value!r}"
                 remedy = f"make a new trainer; only {', '.join(WEIGHTS)} act when they are changed later"
                 raise ConfigError(name, problem, remedy)
         weights = _of(options, WEIGHTS)
         if weights != self.first:
             for name in ("hint_weight", "replay_weight"):
-                if weights[name] and not self.first[name]:
-                    problem = (
-                        f"it was 0 when the trainer was made, without this channel, and is {weights[name]}"
-                    )
-                    remedy = (
-                        "make the trainer with a weight above 0, and set 0 in a callback's on_train_begin"
-                    )
+                if (weight := weights[name]) and not self.first[name]:
+                    problem = f"it was 0 when the trainer was made, without this channel, and is {weight}"
+                    remedy = "make it with a weight above 0, and set 0 in a callback's on_train_begin"
                     raise ConfigError(name, problem, remedy)
             return _of(options.resolved.composer, WEIGHTS)  # this checks them
         return weights

@@ -320,11 +320,6 @@ def tokenizer(trainer: GRPOTrainer) -> Any:
     return processing.tokenizer if isinstance(processing, ProcessorMixin) else processing
 
 
-def is_vision_model(trainer: GRPOTrainer) -> bool:
-    """Whether the policy takes images."""
-    return isinstance(trainer.processing_class, ProcessorMixin)
-
-
 def environment_types(trainer: GRPOTrainer) -> dict[type, bool]:
     """The types of the trainer's environments, and whether an instance has the attribute of a hint."""
     found = [pool[0] for pool in trainer._environment_pool.values()] if has_environments(trainer) else []

@@ -2,15 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.verl_plugin.options import AskedOnce, compared_with_none, during
+from composer_plugins.adapters.verl_plugin.options import BATCH_KEYS, AskedOnce, compared_with_none
 from composer_plugins.adapters.verl_plugin.upstream import PADDING_UID, beside
 from composer_plugins.errors import DataError, Finding, enforce
 from composer_plugins.frameworks.verl import Key
@@ -22,12 +20,6 @@ from composer_plugins.losses.rollouts import batch_tensors, for_advantage
 Estimator = Callable[..., tuple[Tensor, Tensor]]
 
 WARNED = set[str]()  # the advantages of whose groups of one this process has been warned
-_batch_keys: ContextVar[Sequence[str] | None] = ContextVar("batch_keys", default=None)
-
-
-def sessions_of(keys: Sequence[str]) -> AbstractContextManager[None]:
-    """Show our estimators the keys `{uid}_{session}_{output}` of the batch's rows, under composer_sync."""
-    return during(_batch_keys, keys)
 
 
 def estimator(name: str | None) -> Estimator:
@@ -35,11 +27,7 @@ def estimator(name: str | None) -> Estimator:
     options = AskedOnce("advantage", name)
 
     def advantages(
-        token_level_rewards: Tensor,
-        response_mask: Tensor,
-        index: Any = None,
-        config: Any = None,
-        **_: Any,
+        token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, config: Any = None, **_: Any
     ) -> tuple[Tensor, Tensor]:
         """Return advantages [rows, tokens], 0 where the mask is 0, and the same tensor as the returns.
 
@@ -56,7 +44,7 @@ def estimator(name: str | None) -> Estimator:
         tensors = batch_tensors(token_level_rewards, mask, index, on_bad_reward, padding=PADDING_UID)
         tensors = for_advantage(choice, tensors, mask, "algorithm.composer.on_bad_reward", "verl")
         per_token = "token_rewards" in choice.loss.needs
-        keys, of_session, in_groups = _batch_keys.get(), None, "group_ids" in choice.loss.needs
+        keys, of_session, in_groups = BATCH_KEYS.get(), None, "group_ids" in choice.loss.needs
         if in_groups:
             if keys is None:
                 refuse_several_outputs(index, config)

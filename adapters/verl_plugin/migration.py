@@ -219,11 +219,7 @@ def _errors(table: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _choice(
-    table: Mapping[str, Any],
-    node: Mapping[str, Any],
-    kind: LossKind,
-    name: str,
-    remarks: list[str],
+    table: Mapping[str, Any], node: Mapping[str, Any], kind: LossKind, name: str, remarks: list[str]
 ) -> Choice | None:
     """The loss or the estimator that verl calls, with verl's own options among its parameters.
 

@@ -1,11 +1,11 @@
 """What a user of verl writes, parsed once: `algorithm.composer`, and verl's own options beside it."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import deepcopy
 from functools import cache
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from composer_plugins.adapters.verl_plugin import upstream
 from composer_plugins.config import ComposerConfig
@@ -21,7 +21,6 @@ from composer_plugins.objective.asking import Asked, ask
 from composer_plugins.objective.options import described, for_a_shell
 from composer_plugins.objective.rules import denominator_of_another
 
-Value = TypeVar("Value")
 LossKind = Literal["policy", "advantage"]
 KINDS: tuple[LossKind, ...] = ("policy", "advantage")
 # Where verl's config has the name of each, and in which of `upstream.REGISTRIES` verl looks it up.
@@ -39,23 +38,19 @@ POLICY_OPTIONS = ("policy", "policy_params", "policy_weight")
 DEFAULTS = ComposerConfig.model_validate({})
 CHANNELS = ("hint", "replay")
 SAMPLED = "or set hint_divergence='sampled_token'"
-_delivered = ContextVar("delivered", default=False)
+# The keys `{uid}_{session}_{output}` of the batch's rows, while composer_sync calls verl.
+BATCH_KEYS = ContextVar[Sequence[str] | None]("BATCH_KEYS", default=None)
 log_once = cache(log_info)
 
 
 @contextmanager
-def during(variable: ContextVar[Value], value: Value) -> Iterator[None]:
-    """Show `value` to our functions in verl's registries while composer_sync calls verl."""
-    token = variable.set(value)
+def under_composer_sync(keys: Sequence[str] = ()) -> Iterator[None]:
+    """Let our functions in verl's registries accept hint and replay weights, and see the rows' keys."""
+    token = BATCH_KEYS.set(keys)
     try:
         yield
     finally:
-        variable.reset(token)
-
-
-def channels_delivered() -> AbstractContextManager[None]:
-    """Let our functions in verl's registries accept hint and replay weights, under composer_sync."""
-    return during(_delivered, True)
+        BATCH_KEYS.reset(token)
 
 
 class Channels(NamedTuple):
@@ -172,7 +167,7 @@ def asked_in_a_run(
     assert found is not None
     choice = found.choice
     log_once(described(VERL, choice, mode and verl.FORCED_MODES.get(choice.name, mode)))
-    if not _delivered.get():
+    if BATCH_KEYS.get() is None:
         enforce([*undelivered(found.config, delivers=False), *findings, *reduction(choice, mode)])
     return found
 

@@ -2,8 +2,8 @@
 
 Tested with 0.8.0 (the registries) and with 0.9.1 (the registries and composer_sync). verl is
 imported inside the functions, so the doctor can read the names without it. What verl's options are is in
-composer_plugins/frameworks/verl.py. The methods that override verl's are in sync_trainer/trainer.py and
-sync_trainer/workers.py.
+composer_plugins/frameworks/verl.py. sync_trainer/trainer.py overrides `_init_dataloader`, `on_init_end`,
+`_init_resource_pool_mgr`, `_compute_advantage` and `_update_actor`, and workers.py there `infer_batch`.
 """
 
 import re
@@ -25,10 +25,6 @@ Release = tuple[int, int] | None  # major and minor; None: not known, and taken 
 
 FIRST, UNTESTED = (0, 8), (0, 10)  # the first release that is supported, and the first that nobody has tested
 DEFAULT_TRAINER = "sync"
-
-# The methods of verl's PPOTrainerSync that composer_sync overrides.
-OVERRIDDEN = {"_init_dataloader", "_init_resource_pool_mgr", "_compute_advantage", "_update_actor"}
-OVERRIDDEN |= {"on_init_end", "trainer_mode"}
 
 # How verl finds plugins, beside an entry point of 0.9.
 MODULES, PLUGIN = "VERL_USE_EXTERNAL_MODULES", "composer_plugins.adapters.verl_plugin.register"

@@ -135,7 +135,8 @@ def _stages(tree: dict[str, Any], refused: str) -> Iterator[Stage]:
         estimator = get_adv_estimator_fn(run.estimator)
         if is_ours(run.estimator):
             given = {"token_level_rewards": numbers, "response_mask": mask, "index": groups}
-            with verl_options.channels_delivered() if delivers else nullcontext():
+            keys = [f"{uid}_{i}_0" for i, uid in enumerate(groups)]
+            with verl_options.under_composer_sync(keys) if delivers else nullcontext():
                 estimator(**given, config=OmegaConf.create(tree).algorithm)
 
     def update() -> None:
@@ -144,7 +145,7 @@ def _stages(tree: dict[str, Any], refused: str) -> Iterator[Stage]:
         if is_ours(run.loss):
             given = {"old_log_prob": numbers, "log_prob": numbers.clone().requires_grad_()}
             given |= {"advantages": mask, "response_mask": mask}
-            with verl_options.channels_delivered() if delivers else nullcontext():
+            with verl_options.under_composer_sync() if delivers else nullcontext():
                 loss(**given, loss_agg_mode=actor.loss_agg_mode, config=actor)
 
     yield ADVANTAGES, advantages

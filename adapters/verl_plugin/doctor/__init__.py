@@ -36,13 +36,8 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
         composed = ", read by itself" if facts["verl"]["absent"] else composed
     found = list(judge(facts, target.python))
     if facts["verl"]["absent"] and request["compose"]:
-        found += without_verl(files, target.overrides)
+        found += resolve("verl", one_config(files, target.overrides), option="--framework").findings
     return Examination(compared_with(target, facts, release) + composed, tuple(found))
-
-
-def without_verl(files: Sequence[Path], overrides: Sequence[str]) -> Iterator[Finding]:
-    """Yield what is wrong with our options in a file and overrides."""
-    yield from resolve("verl", one_config(files, overrides), option="--framework").findings
 
 
 def request_of(files: Sequence[Path], target: Target) -> dict[str, Any]:

@@ -127,7 +127,9 @@ def diagnosed(config: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Finding]:
     yield from _unknown_names(run, known)
-    delivers = _delivers(run, known["trainers"])
+    # Where the trainer's name is unknown, the channels are examined all the same.
+    is_unknown = bool(run.trainer and known["trainers"]) and run.trainer not in known["trainers"]
+    delivers = run.trainer == TRAINER or is_unknown
     if not (delivers or is_ours(run.estimator) or run.names_our_loss):
         yield _nothing_of_ours(run)
         return
@@ -186,11 +188,6 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
         yield from _old_policy(run, of_tokens.choice)
     if channels is not None:
         yield from _channel_conflicts(run, channels)
-
-
-def _delivers(run: Run, known: Collection[str]) -> bool:
-    """Whether the trainer is composer_sync, or unknown: then the channels are examined all the same."""
-    return run.trainer == TRAINER or (bool(run.trainer) and bool(known) and run.trainer not in known)
 
 
 def _unknown_names(run: Run, registered: Mapping[str, Collection[str]]) -> Iterator[Finding]:

@@ -71,7 +71,7 @@ def _sampled(trainer: Any, data: TensorDict, prompts: dict[int, Tensor]) -> list
     found = [torch.zeros(len(response)) for response in responses]
     if prompts:
         rows = [PromptResponse(prompt, responses[i]) for i, prompt in prompts.items()]
-        scores = score(trainer, rows, reference=_is_reference(trainer))
+        scores = score(trainer, rows, reference=trainer.channels.config.hint_teacher == "base")
         for i, row in zip(prompts, scores, strict=True):
             found[i] = row.float()
     return found
@@ -83,7 +83,8 @@ def _write_top_k(trainer: Any, batch: KVBatchMeta, data: TensorDict, prompts: di
     They are too large for this process: k entries for each token. verl's workers take whole micro-batches,
     so rows without a hint fill the last one. The rest get no entries.
     """
-    top_k, reference = trainer.channels.config.hint_top_k, _is_reference(trainer)
+    config = trainer.channels.config
+    top_k, reference = config.hint_top_k, config.hint_teacher == "base"
     others = [i for i in range(len(batch)) if i not in prompts]
     filling = -len(prompts) % divisor(trainer, reference)
     asked, rest = sorted([*prompts, *others[:filling]]), others[filling:]
@@ -102,10 +103,6 @@ def _write_top_k(trainer: Any, batch: KVBatchMeta, data: TensorDict, prompts: di
         for name, width in ((TOP_LOGPROBS, top_k + 1), (TOP_IDS, top_k)):
             fields[name] = nested([torch.zeros((0, width), dtype=TOP_DTYPES[name])] * len(rest))
         transfer_queue.kv_batch_put(keys=keys, fields=TensorDict(fields, batch_size=len(keys)), **where)
-
-
-def _is_reference(trainer: Any) -> bool:
-    return bool(trainer.channels.config.hint_teacher == "base")
 
 
 def _advantages(

@@ -13,7 +13,12 @@ from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
 from composer_plugins.adapters.verl_plugin.loss import reduce
-from composer_plugins.adapters.verl_plugin.options import NODE, Channels, channels_delivered, channels_of_node
+from composer_plugins.adapters.verl_plugin.options import (
+    NODE,
+    Channels,
+    channels_of_node,
+    under_composer_sync,
+)
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
     HINT_MASK,
     REPLAY,
@@ -71,7 +76,7 @@ class ComposerLoss:
             self.shown = self.hinted_logits(student_logits, data)
             return {}
         assert model_output is not None
-        with channels_delivered():
+        with under_composer_sync():
             loss, metrics = ppo_loss(self.actor, model_output, data, dp_group)
         ours = {name: metrics.pop(name).values[0] for name in list(metrics) if name.startswith(POLICY)}
         metrics |= means_to_sums(ours, int(padded(data, "response_mask").sum()), POLICY)

@@ -19,7 +19,6 @@ from verl.utils.import_utils import import_external_libs
 from verl.utils.profiler import marked_timer
 
 from composer_plugins.adapters.verl_plugin import options as verl_options
-from composer_plugins.adapters.verl_plugin.estimators import sessions_of
 from composer_plugins.adapters.verl_plugin.sync_trainer.batch_layout import add_replayed_rows
 from composer_plugins.adapters.verl_plugin.sync_trainer.checks import examined
 from composer_plugins.adapters.verl_plugin.sync_trainer.dataset import check_rows
@@ -30,7 +29,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.metrics import HINT, sum
 from composer_plugins.adapters.verl_plugin.sync_trainer.replay import Replayed, replayed_rows
 from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopKLogprobsWorker
 from composer_plugins.adapters.verl_plugin.upstream import SHOW_LOGITS
-from composer_plugins.config import ComposerConfig, at
+from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, enforce
 from composer_plugins.frameworks.verl import Key
 
@@ -59,7 +58,9 @@ class ComposerTrainer(PPOTrainerSync):
         super()._init_dataloader()
         if not self.policy_only:
             model = omega_conf_to_dataclass(self.config.actor_rollout_ref.model).hf_config.get_text_config()
-            check_vocabulary(self.channels.config, model.vocab_size)
+            if (k := self.channels.config.hint_top_k) is not None and k >= (size := model.vocab_size):
+                problem = f"it is {k}, and the vocabulary has {size} entries"
+                raise ConfigError(f"{verl_options.NODE}.hint_top_k", problem, f"set it to at most {size - 1}")
             self.positions = getattr(model, "max_position_embeddings", sys.maxsize)
             self.columns = check_rows(self)
 
@@ -79,7 +80,7 @@ class ComposerTrainer(PPOTrainerSync):
             )
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        with verl_options.channels_delivered(), sessions_of(batch.keys):
+        with verl_options.under_composer_sync(batch.keys):
             batch = super()._compute_advantage(batch, metrics)
         if not self.channels.hint:
             return batch
@@ -131,10 +132,3 @@ class WorkerGroupWithExtraInfo:
         """Call verl's `update_actor` with these entries in place of its own."""
         batch.extra_info.update(self.extra_info)
         return self.group.update_actor(batch)
-
-
-def check_vocabulary(config: ComposerConfig, vocabulary: int) -> None:
-    """Raise ConfigError unless the vocabulary has more entries than hint_top_k."""
-    if config.hint_top_k is not None and config.hint_top_k >= vocabulary:
-        problem = f"it is {config.hint_top_k}, and the vocabulary has {vocabulary} entries"
-        raise ConfigError(f"{verl_options.NODE}.hint_top_k", problem, f"set it to at most {vocabulary - 1}")

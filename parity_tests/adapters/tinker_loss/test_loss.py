@@ -24,7 +24,6 @@ from parity_tests.rigs.tinker_data import (
 )
 
 PREFERENCES = [one for one in losses() if one.kind == "preference" and TINKER.runs(one)]
-Gradients = list[list[float]]
 
 
 def numbers(datum: Any, name: str) -> list[float]:

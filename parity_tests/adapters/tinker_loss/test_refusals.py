@@ -54,10 +54,7 @@ def test_two_inputs_may_swap_their_entries() -> None:
     ("options", "keys"),
     [
         ({"policy": "cispoo", "hint_weight": -1.0, "advantage": "rloo"}, "policy hint_weight advantage"),
-        ({"policy_weight": 0.0, "hint_weight": -1.0}, "hint_weight"),
-        ({"policy_weight": 0.0, "hint_wight": 1.0}, "hint_wight"),
         ({"policy": "dr_grpoo", "max_length": 8.0}, "policy"),
-        ({"hint_teacher": "ema", "hint_weight": -1.0}, "hint_teacher hint_weight"),
         ({"learning_rate": 1.0, "policy_weight": -1.0}, "learning_rate policy_weight"),
     ],
     ids=str,
@@ -152,14 +149,7 @@ DATA: list[tuple[dict[str, Any], Change, str]] = [
     ({"replay_weight": 1.0}, removed("none"), "pair: replay_weight is 1, and no datum of the step has it"),
     ({}, replaced(0, pair=ONE), at(0, "pair") + "the datum is in a pair, and replay_weight is 0"),
     (PAIRS, replaced(0, pair=ONE), at(0, "pair") + "pair 1 has a chosen completion alone"),
-    *[
-        (
-            PAIRS,
-            in_pairs(pair_weight=torch.tensor([number])),
-            f"{at(0, 'pair_weight')}it is {number}; {WEIGHT}",
-        )
-        for number in (torch.nan, torch.inf, -0.5)
-    ],
+    (PAIRS, in_pairs(pair_weight=torch.tensor([torch.inf])), f"{at(0, 'pair_weight')}it is inf; {WEIGHT}"),
     (PAIRS, in_pairs(pair=torch.tensor([1.7])), at(0, "pair") + "it is 1.7; write one whole number"),
     (PAIRS, in_pairs(mask=torch.zeros(5)), at(0, "mask") + "it is 0 at every target, and the datum is in a"),
     (PAIRS, in_pairs(ref_logprobs=torch.ones(5)), at(0, "ref_logprobs") + "it holds 1 at an unmasked token"),

@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from composer_plugins.adapters.torchtitan_loss.migration import RL
+from composer_plugins.calling_convention import Counts
 from composer_plugins.frameworks.torchtitan import TORCHTITAN
 from composer_plugins.losses.choosing import choose
 from composer_plugins.objective.objective import of_choice
 from composer_plugins.objective.resolve import migrate, resolve
+from composer_plugins.testing.conventions import logits
 from parity_tests.rigs.commands import invoke
+from parity_tests.rigs.moved_losses import assert_trains, batch, expected, moved, runs
 from parity_tests.rigs.paths import ROOT
 
 CONFIGS = """
@@ -146,3 +151,20 @@ def test_the_snippet_of_the_page_makes_a_config(loss_module: Any) -> None:
     (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/torchtitan.md").read_text(), re.DOTALL)
     exec(snippet, names := {})
     assert names["loss"].build().policy.value("clip_high") == 4.0
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", runs("torchtitan"))
+def test_torchtitan_trains_what_was_written(loss_module: Any, name: str) -> None:
+    """In float32, by the lines of Python; in the session `torchtitan` with torchtitan itself."""
+    for written, objective in moved("torchtitan", name):
+        of_loss = written.text.partition(f"from {RL}.rollout")[0]  # the advantage's module imports vLLM
+        exec(of_loss, names := dict[str, Any]())
+        one = batch(nan=True)
+        logprobs = one.logprobs.clone().requires_grad_()
+        tensors = {"logprobs": logprobs, "rollout_logprobs": one.rollout}
+        tensors |= {"advantages": one.advantages, "mask": one.mask}
+        counts = Counts(int(one.mask.sum()), len(one.mask), parts=1, ranks=1, width=one.mask.shape[1])
+        value = logits.TORCHTITAN.call(names["loss"].build(), tensors, counts, {}).loss
+        (gradient,) = torch.autograd.grad(value, logprobs)
+        assert_trains(value, gradient, expected(objective, one), torch.float32)

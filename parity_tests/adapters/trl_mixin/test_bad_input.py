@@ -41,22 +41,18 @@ def test_a_chat_template_that_cuts_the_hint_off_gives_no_hint() -> None:
 class Weighing(GRPOTrainer):
     """A trainer that passes a weight of each token where TRL has a mask."""
 
-    name = "completion_mask"
+    name: str
 
     def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         output = super()._generate_and_score_completions(*args, **kwargs)
         return output | {self.name: 0.5 * output["completion_mask"]}
 
 
-class WeighingTools(Weighing):
-    name = "tool_mask"
-
-
-@pytest.mark.parametrize("base", [Weighing, WeighingTools])
+@pytest.mark.parametrize("name", ["completion_mask", "tool_mask"])
 @pytest.mark.parametrize("options", [{"policy": "grpo"}, {"hint_weight": 1.0}], ids=["policy", "hint"])
-def test_weights_in_the_place_of_a_mask_are_an_error(options: dict[str, Any], base: type[Weighing]) -> None:
-    made = tiny.trainer(type("Mine", (ComposerLossMixin, base), {}), **options)
-    with pytest.raises(DataError, match=f"^{base.name}: it holds 0.5, and a mask holds 0 and 1; pass"):
+def test_weights_in_the_place_of_a_mask_are_an_error(options: dict[str, Any], name: str) -> None:
+    made = tiny.trainer(type("Mine", (ComposerLossMixin, Weighing), {"name": name}), **options)
+    with pytest.raises(DataError, match=f"^{name}: it holds 0.5, and a mask holds 0 and 1; pass"):
         made.train()
 
 

@@ -48,13 +48,7 @@ def opens() -> Any:
 
 @pytest.mark.parametrize(
     "completion",
-    [
-        "12</t>3",
-        "<t>12</t>3",
-        "<t>\n12</t>3",
-        "12</t>3<eos>",
-        [{"role": "assistant", "content": "12</t>3"}],
-    ],
+    ["12</t>3", "<t>12</t>3", "<t>\n12</t>3", "12</t>3<eos>", [{"role": "assistant", "content": "12</t>3"}]],
 )
 def test_a_completion_after_an_opened_tag_is_what_the_model_generates(opens: Any, completion: Any) -> None:
     """The prompt's own rendering ends with the tag, and the completion follows it."""

@@ -133,12 +133,6 @@ def test_gmpo_is_a_policy_of_ours_too_and_its_own_clip_range_is_asked_for() -> N
     assert max(map(tiny.relative_difference, theirs, ours)) <= tiny.FLOAT32
 
 
-def test_a_trainer_that_the_trainer_scales_twice_is_refused() -> None:
-    mine = type("Mine", (GRPOTrainer,), {"loss_is_scaled_for_ga": False})
-    with pytest.raises(ConfigError, match=r"MyMine\.loss_is_scaled_for_ga: it is False, so the T"):
-        composition.mixed(mine)
-
-
 class Filtering(GRPOTrainer):
     """Drops the last row."""
 

@@ -36,24 +36,11 @@ REDUCTIONS: dict[str, Callable[[Rows], Tensor]] = {
     "sequence sum": lambda rows: total(rows) / len(rows),
     "sum": total,
 }
-PAPERS = {
-    "grpo": "per sequence",
-    "gspo": "per sequence",
-    "dr_grpo": "constant length",
-    "dapo": "all tokens",
-    "cispo": "all tokens",
-    "luspo": "sequence sum",
-    "importance_sampling": "sum",
-}
+PAPERS = {"grpo": "per sequence", "gspo": "per sequence", "dr_grpo": "constant length", "dapo": "all tokens"}
+PAPERS |= {"cispo": "all tokens", "luspo": "sequence sum", "importance_sampling": "sum"}
 # For each of them a loss_type that divides otherwise.
-OTHERS = {
-    "grpo": "dr_grpo",
-    "gspo": "dapo",
-    "dr_grpo": "grpo",
-    "dapo": "luspo",
-    "cispo": "grpo",
-    "luspo": "dapo",
-}
+OTHERS = {"grpo": "dr_grpo", "gspo": "dapo", "dr_grpo": "grpo"}
+OTHERS |= {"dapo": "luspo", "cispo": "grpo", "luspo": "dapo"}
 
 
 def policy_by_rows(made: Any, inputs: dict[str, Any], policy: str, reduction: str) -> Tensor:
@@ -123,9 +110,7 @@ def test_a_copied_config_has_no_loss_type_that_nobody_set() -> None:
         ),
     ],
 )
-def test_the_log_says_which_loss_runs(
-    caplog: pytest.LogCaptureFixture, options: dict[str, Any], line: str
-) -> None:
+def test_the_log_names_the_loss(caplog: pytest.LogCaptureFixture, options: dict[str, Any], line: str) -> None:
     caplog.set_level(logging.INFO, logger="composer_plugins")
     tiny.trainer(**options)
     first, *second = [one.getMessage() for one in caplog.records if one.name == "composer_plugins"]

@@ -41,8 +41,7 @@ def rows_of(inputs: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("environment", "text"),
-    [(Hinting, tool_calls.TURNS[1]), (AllTurns, "".join(tool_calls.TURNS))],
+    ("environment", "text"), [(Hinting, tool_calls.TURNS[1]), (AllTurns, "".join(tool_calls.TURNS))]
 )
 def test_the_tokens_of_the_turn_that_the_hint_is_about_are_distilled(environment: type, text: str) -> None:
     """Those of the tool are not, nor those of a rollout without a hint."""

@@ -48,11 +48,9 @@ def different_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def trainer(environment: Any, rows: list[dict[str, Any]] | None = None, **options: Any) -> Any:
+def trainer(environment: Any, rows: list[dict[str, Any]] = ROWS, **options: Any) -> Any:
     arguments = {"environment_factory": environment}
-    return tool_calls.trainer(
-        rows=ROWS if rows is None else rows, arguments=arguments, **{"replay_weight": 1.0, **options}
-    )
+    return tool_calls.trainer(rows=rows, arguments=arguments, **{"replay_weight": 1.0, **options})
 
 
 @pytest.mark.filterwarnings(ADDS)

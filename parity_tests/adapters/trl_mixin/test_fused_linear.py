@@ -72,8 +72,8 @@ def untied() -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config).double()
 
 
-def both(made: Any) -> tuple[list[tuple[Tensor, Tensor]], list[dict[str, float]]]:
-    """(loss, gradient) and the metrics of one batch, without logits and with them."""
+def assert_equal(made: Any, tolerance: float = FLOAT64) -> None:
+    """The same loss, gradient and metrics of one batch without logits and with them."""
     assert made._data_channels and all(channel.fused_linear for channel in made._data_channels)
     inputs = tiny.batch(made)
     torch.manual_seed(1)
@@ -86,17 +86,12 @@ def both(made: Any) -> tuple[list[tuple[Tensor, Tensor]], list[dict[str, float]]
         results.append(tiny.loss_and_gradient(made, inputs))
         ours = {name: value for name, value in made._metrics["train"].items() if "composer/" in name}
         metrics.append({name: float(values[-1]) for name, values in ours.items()})
-    return results, metrics
-
-
-def assert_equal(made: Any, tolerance: float = FLOAT64) -> None:
-    """The same loss, gradient and metrics without logits and with them."""
-    ((loss, gradient), (expected, by_logits)), (metrics, expected_metrics) = both(made)
+    ((loss, gradient), (expected, by_logits)), (found, wanted) = results, metrics
     assert expected != 0
     assert loss.item() == pytest.approx(expected.item(), rel=tolerance)
     assert tiny.relative_difference(by_logits, gradient) <= tolerance
-    assert metrics.keys() == expected_metrics.keys()
-    assert metrics == pytest.approx(expected_metrics, rel=max(tolerance, 1e-6))  # logged as float32
+    assert found.keys() == wanted.keys()
+    assert found == pytest.approx(wanted, rel=max(tolerance, 1e-6))  # logged as float32
 
 
 def hint(**options: Any) -> Any:
@@ -303,9 +298,7 @@ def test_the_log_says_which_channel_needs_logits(caplog: pytest.LogCaptureFixtur
         hint_weight=1.0, hint_divergence="composer_plugins.kernels.divergences:tv", replay_weight=1.0
     )
     tiny.trainer(replay_weight=1.0, fused_linear=False)
-    first, second = (
-        record.getMessage() for record in caplog.records if "composer loss" in record.getMessage()
-    )
+    first, second = (one.getMessage() for one in caplog.records if "composer loss" in one.getMessage())
     assert first.endswith("; hint without logits; replay without logits; processes: 1 (NO)")
     assert second.endswith("; replay from logits; processes: 1 (NO)")
 

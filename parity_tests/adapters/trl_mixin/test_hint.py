@@ -191,9 +191,7 @@ def test_a_rollout_func_returns_a_hint_about_each_completion() -> None:
 
 def test_hint_mask_of_a_rollout_restricts_the_tokens() -> None:
     """Targeted distillation: a rollout_func returns one 0 or 1 per completion token."""
-    made = tiny.with_rollout(
-        lambda r: {"hint_mask": [[1] + [0] * (len(ids) - 1) for ids in r["completion_ids"]]}
-    )
+    made = tiny.with_rollout(lambda r: {"hint_mask": [[1] + [0] * (len(x) - 1) for x in r["completion_ids"]]})
     inputs = tiny.batch(made)
     assert inputs["hint_mask"][:, 1:].sum() == 0
     assert 0 < inputs["hint_mask"][:, 0].sum() < len(inputs["hint_mask"])  # row 1 has no hint

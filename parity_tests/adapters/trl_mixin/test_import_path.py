@@ -49,14 +49,10 @@ def my_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("mine", "ours"), [("policy", "dapo"), ("per_sequence", "grpo"), ("weighted", "dapo")]
-)
-def test_a_policy_has_the_gradient_of_the_same_loss_of_ours(mine: str, ours: str) -> None:
+@pytest.mark.parametrize(("my", "ours"), [("policy", "dapo"), ("per_sequence", "grpo"), ("weighted", "dapo")])
+def test_a_policy_has_the_gradient_of_the_same_loss_of_ours(my: str, ours: str) -> None:
     """On the first step no ratio is clipped. Without a mode of its own it has TRL's default, dapo's."""
-    expected, gradient = (
-        tiny.gradients(tiny.trainer(policy=policy))[0] for policy in (ours, f"my_losses:{mine}")
-    )
+    expected, gradient = (tiny.gradients(tiny.trainer(policy=one))[0] for one in (ours, f"my_losses:{my}"))
     assert tiny.relative_difference(expected, gradient) <= 1e-6
 
 

@@ -16,14 +16,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:loss_type. it has no effect")
 SEEN: list[Tensor] = []  # the unmasked values of each call of `placed`
 
 
-def placed(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, scale: float = 1.0
-) -> TokenLoss:
+def placed(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
     """GRPO, with a metric of which each token of a completion has another value."""
     token = grpo(logprobs, old_logprobs, advantages, mask)
     places = mask.cumsum(1).float()
     SEEN.append(places[mask])
-    return TokenLoss(scale * token.loss, {"place": Metric(places, mask)})
+    return TokenLoss(token.loss, {"place": Metric(places, mask)})
 
 
 def test_a_metric_is_a_mean_over_the_tokens_of_micro_batches_and_steps() -> None:
@@ -35,10 +33,8 @@ def test_a_metric_is_a_mean_over_the_tokens_of_micro_batches_and_steps() -> None
         "eval_steps": 2,
         "per_device_eval_batch_size": 4,
     }
-    arguments = {"eval_dataset": Dataset.from_list(tiny.rows()[:3])}
-    made = tiny.trainer(
-        policy=f"{__name__}:placed", arguments={"rollout_func": tiny.rollout, **arguments}, **options
-    )
+    arguments = {"eval_dataset": Dataset.from_list(tiny.rows()[:3]), "rollout_func": tiny.rollout}
+    made = tiny.trainer(policy=f"{__name__}:placed", arguments=arguments, **options)
     SEEN.clear()
     made.train()
     for name, calls in (("composer/policy/place", SEEN[:8]), ("eval_composer/policy/place", SEEN[8:])):
@@ -78,7 +74,5 @@ def test_a_channels_loss_adds_up_to_the_loss_of_the_step(options: dict[str, Any]
     made.train()
     entry = made.state.log_history[0]
     assert made.state.global_step == 2
-    (channel,) = (
-        value for name, value in entry.items() if name.startswith("composer/") and name.endswith("/loss")
-    )
+    (channel,) = (x for name, x in entry.items() if name.startswith("composer/") and name.endswith("/loss"))
     assert channel == pytest.approx(entry["loss"], rel=1e-5, abs=1e-7)

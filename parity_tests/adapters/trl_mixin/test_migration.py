@@ -152,10 +152,7 @@ def test_a_value_that_changes_nothing_is_no_difference(key: str, neutral: object
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (
-            "base_model: x/y\nrl: gdpo\ntrl: {beta: 0.04}",
-            "Axolotl: base_model, rl, trl stand",
-        ),
+        ("base_model: x/y\nrl: gdpo\ntrl: {beta: 0.04}", "Axolotl: base_model, rl, trl stand"),
         ("stage: ppo\nfinetuning_type: lora", "LLaMA-Factory: finetuning_type, stage stand"),
         ("rlhf_type: grpo\nbeta: 0.04\nnum_generations: 8", "ms-swift: rlhf_type stands"),
         ("actor_rollout_ref: {}\nbeta: 0.04", "verl: actor_rollout_ref stands"),

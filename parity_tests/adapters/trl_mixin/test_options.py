@@ -175,9 +175,7 @@ def test_an_option_at_trls_default_counts_as_not_set(name: str) -> None:
         if LOSS_OPTIONS[name].values(find_one(policy, "policy").loss, value)
     ],
 )
-def test_a_pasted_line_trains_what_trls_own_option_does(
-    theirs: dict[str, Any], policy: str, name: str
-) -> None:
+def test_a_pasted_line_trains_what_trls_option_does(theirs: dict[str, Any], policy: str, name: str) -> None:
     assert_acts_as_in_trl(theirs, policy, {name: VALUES[name]}, pasted=True)
 
 

@@ -118,9 +118,7 @@ def test_the_ema_teacher_averages_a_and_b_of_the_adapter_and_nothing_else() -> N
 
 def test_the_ema_teacher_is_sdpos_but_for_its_start() -> None:
     """SDPO's begins with A = B = 0 and ours with the policy's: (1 - rate)^steps of that is left."""
-    teacher_sync = pytest.importorskip(
-        "trl.experimental.sdpo.teacher_sync", reason="this TRL has no such callback"
-    )
+    teacher_sync = pytest.importorskip("trl.experimental.sdpo.teacher_sync", reason="this TRL has none")
     model = tiny.model(torch.float64)
     made = tiny.trainer(policy_model=model, **EMA, max_steps=3, arguments={"peft_config": lora()})
     own = made.model.named_parameters()

@@ -58,13 +58,13 @@ def test_each_distinct_completion_is_scored_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "sides", "asks_reference"), [("sft", 1, False), ("orpo", 2, False), ("rpo", 2, True)]
+    ("loss", "sides", "is_asked"), [("sft", 1, False), ("orpo", 2, False), ("rpo", 2, True)]
 )
-def test_only_completions_that_the_loss_needs_are_scored(loss: str, sides: int, asks_reference: bool) -> None:
+def test_only_completions_that_the_loss_needs_are_scored(loss: str, sides: int, is_asked: bool) -> None:
     made = tiny.trainer(**REPLAY_ONLY, replay_loss=loss)
     inputs = tiny.batch(made)
     assert rows_seen(made.model, lambda: made._replay.loss(made, made.model, inputs)) == [7] * sides
-    assert (made._replay.reference is not None) == asks_reference
+    assert (made._replay.reference is not None) == is_asked
 
 
 def test_a_micro_batch_without_a_pair_still_has_its_forward_passes() -> None:
@@ -120,9 +120,7 @@ def test_a_single_pair_serves_every_generation() -> None:
     assert {text[-2:] for text in decoded} == {"12"}
 
 
-def test_generation_g_takes_the_gth_pair_also_across_ranks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_generation_g_takes_the_gth_pair_also_across_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 of two holds generations 4 to 7 of the only prompt."""
     row = {"prompt": "a?", "chosen": [f"{g}1" for g in range(8)], "rejected": ["9"] * 8}
     made = tiny.trainer(**REPLAY_ONLY, dataset=[row] * 2, num_generations=8)

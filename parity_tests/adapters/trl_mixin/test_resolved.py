@@ -1,4 +1,4 @@
-"""The options of a config are read once, and each loss is looked up once."""
+"""The options of a config are read once, each loss is looked up once, and a process loads little."""
 
 import copy
 import pickle
@@ -9,6 +9,7 @@ import pytest
 from composer_plugins.errors import ComposerWarning, ConfigError
 from parity_tests.rigs import tiny
 from parity_tests.rigs.calls import calls, qualified
+from parity_tests.rigs.loaded import check_loaded
 from parity_tests.rigs.tiny import config
 
 BOTH = {"policy": "cispo", "hint_weight": 1.0, "replay_weight": 1.0}
@@ -61,3 +62,7 @@ def test_the_warnings_of_a_config_come_once() -> None:
         made = config(hint_teacher="ema")
         tiny.trainer(config=lambda **_: made)
     assert len([one for one in warned if one.category is ComposerWarning]) == 1
+
+
+def test_a_trainer_loads_little_of_ours() -> None:
+    check_loaded("adapters.trl_mixin.mixin", "trl", 12_500)

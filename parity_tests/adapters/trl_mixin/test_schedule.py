@@ -24,15 +24,13 @@ class Sets(TrainerCallback):
             vars(args).update(self.options)
 
 
-def trained(
-    callback: Sets | None = None, checkpoint: str | None = None, **options: Any
-) -> list[torch.Tensor]:
+def trained(callback: Sets | None = None, saved: str | None = None, **options: Any) -> list[torch.Tensor]:
     made = tiny.trainer(**{"max_steps": 3, **BOTH, **options})
     if callback is not None:
         made.add_callback(callback)
     recorder = tiny.GradientRecorder()
     made.add_callback(recorder)
-    made.train(resume_from_checkpoint=checkpoint)
+    made.train(resume_from_checkpoint=saved)
     return recorder.gradients
 
 
@@ -48,19 +46,15 @@ def test_a_changed_weight_is_resumed(tmp_path: Path) -> None:
     options["dataset"] = tiny.rows(16)
     whole = trained(Sets(1, hint_weight=0.25), **options)
     saved = str(tmp_path / "checkpoint-2")
-    assert torch.equal(trained(checkpoint=saved, **options)[0], whole[2])
-    other = trained(checkpoint=saved, **options, hint_weight=0.5)  # what the user has written since stands
+    assert torch.equal(trained(saved=saved, **options)[0], whole[2])
+    other = trained(saved=saved, **options, hint_weight=0.5)  # what the user has written since stands
     assert not torch.equal(other[0], whole[2])
 
 
 @pytest.mark.parametrize(
     ("options", "changes", "message"),
     [
-        (
-            {"hint_weight": 0.0},
-            {"hint_weight": 1.0},
-            "hint_weight: it was 0 when .* is 1.0; make",
-        ),
+        ({"hint_weight": 0.0}, {"hint_weight": 1.0}, "hint_weight: it was 0 when .* is 1.0; make"),
         ({}, {"hint_weight": -1.0}, "hint_weight: it is -1.0; set a"),
         ({}, {"replay_weight": "x"}, "replay_weight: it is 'x'; set a"),
         ({}, {"hint_divergence": "sdpo"}, "hint_divergence: it was 'jsd' .* 'sdpo'; make a new trainer"),

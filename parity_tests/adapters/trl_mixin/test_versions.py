@@ -20,9 +20,7 @@ from parity_tests.rigs.paths import ROOT
 
 def test_a_trl_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream, "VERSION", "1.8.3")
-    with pytest.raises(
-        ConfigError, match="^trl: the installed version 1.8.3 is older than 1.9; install 'trl>="
-    ):
+    with pytest.raises(ConfigError, match="^trl: the installed version 1.8.3 is older than 1.9; install"):
         upstream.require_supported_trl()
 
 

@@ -40,16 +40,10 @@ def make(folder: Path, tmp_path: Path) -> Callable[..., Any]:
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A TransferQueue of this process, in place of verl's."""
-    from composer_plugins.adapters.verl_plugin.sync_trainer import (
-        batch_layout,
-        hint,
-        replay,
-        scoring,
-        trainer,
-    )
     from parity_tests.rigs.verl_queue import Queue
 
     made = Queue()
-    for module in (hint, replay, scoring, batch_layout, trainer):
-        monkeypatch.setattr(module, "transfer_queue", made)
+    for module in ("hint", "replay", "scoring", "batch_layout", "trainer"):
+        name = f"composer_plugins.adapters.verl_plugin.sync_trainer.{module}.transfer_queue"
+        monkeypatch.setattr(name, made)
     return made

@@ -1,4 +1,4 @@
-"""`check --as verl` with verl's own config. On the losses of verl's own registry: test_findings.py."""
+"""`check --as verl` with verl's own config."""
 
 import json
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from composer_plugins.adapters.verl_plugin.convention import REQUIRED, Table, ac
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.verl import MODES, OPTIONS
 from composer_plugins.testing.conventions import check_as
+from docs.generator.written import part
 from parity_tests.rigs.verl_wheels import INSTALLED, start, wheel
 
 CUT = "micro_batches_and_ranks_leave_the_gradient_alone"
@@ -91,3 +92,7 @@ def test_the_table_without_verl_has_the_values_of_verls_config(monkeypatch: pyte
     assert set(REQUIRED) <= {function.__name__ for function in POLICY_LOSS_REGISTRY.values()}
     with pytest.raises(AttributeError, match="my_key"):
         _ = ours.my_key
+
+
+def test_the_page_is_what_a_new_run_finds() -> None:
+    part("docs/findings.md", "verl").check()

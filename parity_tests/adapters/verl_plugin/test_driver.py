@@ -117,9 +117,7 @@ class Driver(Queue):
         return fields
 
 
-def test_the_teachers_entries_do_not_pass_through_the_driver(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_teachers_entries_bypass_the_driver(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     one, queue, batch = make(TOP)
     monkeypatch.setattr(hint, "transfer_queue", driver := Driver(queue))
     monkeypatch.setattr(scoring, "transfer_queue", driver)

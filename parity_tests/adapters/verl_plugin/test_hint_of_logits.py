@@ -94,15 +94,6 @@ def hinted(rows: Drawn, which: str) -> Drawn:
     return rows._replace(fields=rows.fields | {HINT_MASK: masks})
 
 
-def converted(rows: Drawn, dtype: torch.dtype) -> Drawn:
-    """In this dtype."""
-    fields = {
-        name: [x.to(dtype) if x.is_floating_point() else x for x in values]
-        for name, values in rows.fields.items()
-    }
-    return rows._replace(fields=fields, logits=[x.to(dtype) for x in rows.logits])
-
-
 @pytest.mark.parametrize(
     ("name", "which"),
     [
@@ -116,7 +107,10 @@ def test_each_divergence_has_the_value_and_gradient_of_all_logits(name: str, whi
     rows, extra = hinted(full, which), EXTRA | ({TAID_T: T_NOW} if name == "taid" else {})
     wanted = of_all_logits(name, full._replace(fields=full.fields | {HINT_MASK: rows.fields[HINT_MASK]}))
     for dtype in (torch.float64, torch.float32):
-        given, loss = converted(rows, dtype), loss_of(node_of(name), policy=0.0)
+        items = rows.fields.items()
+        fields = {n: [x.to(dtype) if x.is_floating_point() else x for x in xs] for n, xs in items}
+        given = rows._replace(fields=fields, logits=[x.to(dtype) for x in rows.logits])
+        loss = loss_of(node_of(name), policy=0.0)
         for layout, logprobs_of in (("view", overwriting), ("new", gathered)):
             made = {"shaped": LAYOUTS[layout], "logprobs_of": logprobs_of}
             value, gradients, _ = called(loss, given, EVERY, extra, **made)

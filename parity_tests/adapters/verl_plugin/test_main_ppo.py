@@ -88,9 +88,7 @@ def test_three_channels_train_with_a_frozen_teacher_of_k_entries_and_dpo(trained
 
 
 @pytest.mark.slow
-def test_three_channels_train_on_two_ranks_with_the_policy_itself_for_a_teacher_and_simpo(
-    trained: Trained,
-) -> None:
+def test_three_channels_train_on_two_ranks_with_a_live_teacher_and_simpo(trained: Trained) -> None:
     first, second = composers(finished(trained(*LIVE, *RANKS)))
     assert first["actor/composer/hint/loss"] != second["actor/composer/hint/loss"]
     chosen, rejected = (f"actor/composer/replay/rewards/{side}" for side in ("chosen", "rejected"))

@@ -65,9 +65,7 @@ def test_the_defaults_are_verls(version: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["actor", "ref"])
-def test_the_options_that_cut_sequences_for_several_ranks_are_those_that_verls_engine_gets(
-    model: str,
-) -> None:
+def test_the_options_that_cut_sequences_are_those_that_verls_engine_gets(model: str) -> None:
     config = OmegaConf.load(SITE / "verl/trainer/config/_generated_ppo_trainer.yaml")
     config.actor_rollout_ref.actor.use_dynamic_bsz = True
     found = []
@@ -137,9 +135,7 @@ def test_a_pasted_line_trains_what_verls_own_option_does(name: str, named: Named
 
 
 @pytest.mark.parametrize("name, named, option", [one for one in OWN if one.values[1].kind == "advantage"])
-def test_a_pasted_line_gives_the_advantages_of_verls_own_option(
-    name: str, named: NamedLoss, option: Option
-) -> None:
+def test_a_pasted_line_gives_the_advantages_of_verls(name: str, named: NamedLoss, option: Option) -> None:
     key, value = VERL.key(option), VALUES[option.key]
 
     def found(estimator: str, overrides: Sequence[str]) -> Tensor:

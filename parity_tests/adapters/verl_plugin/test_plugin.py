@@ -225,9 +225,7 @@ def test_a_bad_reward_is_zero_or_leaves_its_rollout_out(name: str, bad: float) -
     assert not dropped[row].any() and dropped.any()
 
 
-@pytest.mark.parametrize(
-    ("name", "params"), [("bnpo", {}), ("pass_at_k_training", {"k": 2})], ids=["bnpo", "pass_at_k_training"]
-)
+@pytest.mark.parametrize(("name", "params"), [("bnpo", {}), ("pass_at_k_training", {"k": 2})], ids=str)
 def test_an_advantage_that_verl_has_not_runs_under_our_name(name: str, params: dict[str, int]) -> None:
     """On rewards in [0, 1] of three prompts."""
     call = batch_of(list("aaabbbccc"), 3, advantage=name, advantage_params=params)
@@ -255,12 +253,10 @@ OF_VERL = [f"{one}@verl" for one in GROUPED if one != "maxrl"]
 
 
 @pytest.mark.parametrize("name", [*GROUPED, *OF_VERL, f"{__name__}:my_advantage"])
-@pytest.mark.parametrize("rollouts_per_prompt", [None, 1, 8])
-def test_groups_of_one_are_warned_of_once(
-    name: str, rollouts_per_prompt: int | None, a_new_process: set[str]
-) -> None:
+@pytest.mark.parametrize("rollouts", [None, 1, 8])
+def test_groups_of_one_are_warned_of_once(name: str, rollouts: int | None, a_new_process: set[str]) -> None:
     """Also where rollout.n is 8: the groups are the uids."""
-    call = batch_of(list("abcdefgh"), rollouts_per_prompt, advantage=name)
+    call = batch_of(list("abcdefgh"), rollouts, advantage=name)
     message = f"^actor_rollout_ref.rollout.n: the 8 rollouts .* are 8 groups of 1, .* and '{name}' compares "
     with pytest.warns(ComposerWarning, match=f"{message}.*; set it to 2 .* share it"):
         get_adv_estimator_fn("composer")(**call)
@@ -295,7 +291,5 @@ def test_padding_rows_singletons_and_nan_rewards() -> None:
     assert_parity(ours[:2] * (6 / 4), own[:2], terms=6, magnitude=2.0, dtype=torch.float32)
     for bad in ("nan", "inf"):
         rewards[1, 1] = float(bad)
-        with pytest.raises(
-            DataError, match=f"1 of 6 rollouts have the reward {bad}, the first in row 1, of the uid '"
-        ):
+        with pytest.raises(DataError, match=f"1 of 6 rollouts have the reward {bad}, the first in row 1"):
             get_adv_estimator_fn("composer/grpo")(**call, config=algorithm())

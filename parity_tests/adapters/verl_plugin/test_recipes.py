@@ -46,20 +46,6 @@ def verls_own(*overrides: str) -> DictConfig:
         return compose("ppo_trainer", list(overrides))
 
 
-def launched(tmp_path: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """run.sh, with a python3 that prints its arguments."""
-    python = tmp_path / "python3"
-    python.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
-    python.chmod(0o755)
-    kept = {name: value for name, value in os.environ.items() if name not in GIVEN}
-    return subprocess.run(
-        ["bash", str(FOLDER / "run.sh"), *arguments],
-        env=kept | environment | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-    )
-
-
 def judged(config: DictConfig) -> list[Finding]:
     """What the doctor and composer_sync find in a config."""
     plain: Any = OmegaConf.to_container(config, resolve=True)
@@ -132,7 +118,12 @@ def test_the_numbers_are_those_of_the_dialects_that_they_write_out() -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_run_sh_starts_a_recipe_on_the_model_and_the_data(name: str, tmp_path: Path) -> None:
-    done = launched(tmp_path, name, "trainer.nnodes=2", **GIVEN)
+    python = tmp_path / "python3"
+    python.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")  # it prints its arguments
+    python.chmod(0o755)
+    environment = {**os.environ, **GIVEN, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["bash", str(FOLDER / "run.sh"), name, "trainer.nnodes=2"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     module, main, path, folder, flag, config_name, *overrides = done.stdout.splitlines()
     assert (module, main) == ("-m", "verl.trainer.main_ppo") and done.returncode == 0
     assert (path, Path(folder), flag, config_name) == ("--config-path", FOLDER, "--config-name", name)

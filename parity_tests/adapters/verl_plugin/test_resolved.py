@@ -1,4 +1,4 @@
-"""The options of a registered loss or estimator are parsed once, and read anew only after a change."""
+"""The options of a loss or an estimator are parsed once, or after a change, and a process loads little."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +13,7 @@ from composer_plugins.adapters.verl_plugin.estimators import estimator
 from composer_plugins.adapters.verl_plugin.loss import policy_loss
 from composer_plugins.errors import ConfigError
 from parity_tests.rigs.calls import calls
+from parity_tests.rigs.loaded import check_loaded
 from parity_tests.rigs.verl_actor import composer_actor
 
 # What reads options, of verl or of ours, and what looks a loss up.
@@ -107,3 +108,7 @@ def test_an_estimator_parses_its_options_at_its_first_step_only() -> None:
     config.composer.advantage_params = {"scale": "none"}
     assert not torch.equal(step(), scaled)
     assert step().tolist() == [[-1.0, -1.0], [1.0, 1.0]]
+
+
+def test_every_process_loads_little_of_ours() -> None:
+    check_loaded("adapters.verl_plugin.register", "verl", 9_900)

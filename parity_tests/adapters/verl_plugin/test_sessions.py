@@ -19,8 +19,7 @@ from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from composer_plugins.adapters.verl_plugin import estimators
-from composer_plugins.adapters.verl_plugin.estimators import sessions_of
-from composer_plugins.adapters.verl_plugin.options import channels_delivered, channels_of_node
+from composer_plugins.adapters.verl_plugin.options import channels_of_node, under_composer_sync
 from composer_plugins.adapters.verl_plugin.sync_trainer.trainer import ComposerTrainer
 from composer_plugins.errors import ComposerWarning, DataError
 from composer_plugins.testing.assertions import assert_parity
@@ -48,11 +47,9 @@ def data(keys: list[str] = KEYS) -> DataProto:
 
 def advantages(name: str, keys: list[str] = KEYS, batch: DataProto | None = None, **node: Any) -> Tensor:
     """What verl's v1 trainer computes by this estimator."""
-    config = OmegaConf.create(
-        {"algorithm": {"adv_estimator": name, "gamma": 1.0, "composer": node}, **CONFIG}
-    )
+    made = OmegaConf.create({"algorithm": {"adv_estimator": name, "gamma": 1.0, "composer": node}, **CONFIG})
     batch = data(keys) if batch is None else batch.slice()
-    found = compute_advantage_for_multi_trajectories(batch, keys, name, config=config.algorithm)
+    found = compute_advantage_for_multi_trajectories(batch, keys, name, config=made.algorithm)
     return found.batch["advantages"]
 
 
@@ -61,7 +58,7 @@ def test_every_grouped_estimator_takes_the_final_outputs_alone(name: str) -> Non
     final = [1, 4, 5, 6, 8]
     batch = data()
     alone = advantages("composer", [KEYS[i] for i in final], batch[final], advantage=name)
-    with sessions_of(KEYS):
+    with under_composer_sync(KEYS):
         whole = advantages("composer", advantage=name)
     mask = batch.batch["response_mask"]
     per_row = alone.sum(-1) / mask[final].sum(-1)
@@ -84,12 +81,10 @@ def sessions(draw: st.DrawFn) -> tuple[list[str], DataProto]:
 @pytest.mark.filterwarnings("ignore::composer_plugins.errors.ComposerWarning")  # of groups of one
 @settings(max_examples=60, deadline=None)
 @given(drawn=sessions())
-def test_under_composer_sync_grpo_equals_verls_own_on_any_sessions(
-    drawn: tuple[list[str], DataProto],
-) -> None:
+def test_grpo_equals_verls_own_on_any_sessions(drawn: tuple[list[str], DataProto]) -> None:
     keys, batch = drawn
     theirs = advantages("grpo", keys, batch)
-    with sessions_of(keys):
+    with under_composer_sync(keys):
         ours = advantages("composer", keys, batch, advantage="grpo@verl")
     # Of a group of one verl rounds 1 + eps to float32.
     assert_parity(ours, theirs, terms=2 * len(keys), magnitude=2.0, dtype=torch.float32)
@@ -102,9 +97,7 @@ PAIRS |= {"grpo_passk": "pass_at_k@verl", "reinforce_plus_plus_baseline": "reinf
 @pytest.mark.parametrize("theirs", PAIRS)
 @pytest.mark.parametrize("by_session", [False, True])
 @pytest.mark.parametrize("level", ["token_k1", "seq_mean_k1"])
-def test_a_token_or_a_row_that_verl_rejects_keeps_its_reward(
-    theirs: str, by_session: bool, level: str
-) -> None:
+def test_what_verl_rejects_keeps_its_reward(theirs: str, by_session: bool, level: str) -> None:
     keys, old = [f"a_{row}_0" for row in range(3)], torch.full((3, 3), -1.0)
     sampled = old.clone()
     sampled[0, 2] = -5.0
@@ -114,40 +107,30 @@ def test_a_token_or_a_row_that_verl_rejects_keeps_its_reward(
     batch, _ = compute_rollout_correction_and_add_to_batch(batch, options)
     assert int(batch.batch["response_mask"].sum()) == (8 if level == "token_k1" else 6)
     own = advantages(theirs, keys, batch)
-    with sessions_of(keys) if by_session else nullcontext():
+    with under_composer_sync(keys) if by_session else nullcontext():
         ours = advantages("composer", keys, batch, advantage=PAIRS[theirs])
     assert own.any()
     assert_parity(ours, own, terms=8, magnitude=4.0, dtype=torch.float32)
 
 
 def test_a_reward_that_an_estimator_of_tokens_leaves_out_as_verl_does_is_warned_of() -> None:
+    """It is computed on every row, as in verl."""
     theirs = advantages("reinforce_plus_plus")
     message = "rewards: some are at a masked token, and 'reinforce_pp@verl' leaves these out, as in verl"
-    with pytest.warns(ComposerWarning, match=message):
+    with under_composer_sync(KEYS), pytest.warns(ComposerWarning, match=message):
         ours = advantages("composer", advantage="reinforce_pp@verl")
     assert_parity(ours, theirs, terms=27, magnitude=7.0, dtype=torch.float32)
 
 
 def test_verl_groups_sessions_for_grpo_alone_and_ours_for_every_grouped_estimator() -> None:
     theirs = advantages("rloo")
-    with sessions_of(KEYS):
+    with under_composer_sync(KEYS):
         ours = advantages("composer", advantage="rloo@verl")
     assert not torch.allclose(ours, theirs.to(ours.dtype), atol=1e-3)
 
 
-def test_an_estimator_of_tokens_is_computed_on_every_row_as_in_verl() -> None:
-    batch = data()
-    batch.batch["response_mask"][1, 2] = 1
-    theirs = advantages("reinforce_plus_plus", batch=batch)
-    with sessions_of(KEYS):
-        ours = advantages("composer", batch=batch, advantage="reinforce_pp@verl")
-    assert_parity(ours, theirs, terms=27, magnitude=7.0, dtype=torch.float32)
-
-
 def test_the_registries_alone_refuse_more_rows_of_a_prompt_than_rollouts() -> None:
-    with pytest.raises(
-        DataError, match=r"prompt 'a' has 6 rows, and actor_rollout_ref.rollout.n is 3: .* set"
-    ):
+    with pytest.raises(DataError, match=r"prompt 'a' has 6 rows, and actor_rollout_ref.rollout.n is 3: .*"):
         advantages("composer", advantage="grpo@verl")
     with pytest.raises(DataError, match="trainer_mode=composer_sync"):
         advantages("composer/rloo")
@@ -156,24 +139,22 @@ def test_the_registries_alone_refuse_more_rows_of_a_prompt_than_rollouts() -> No
 def test_one_output_per_session_and_padding_rows_are_accepted() -> None:
     keys = ["a_0_0", "a_1_0", "a_2_0", *(f"pad_{i}_0" for i in range(5))]
     ours = advantages("composer", keys, advantage="grpo@verl")
-    with sessions_of(keys):
+    with under_composer_sync(keys):
         assert torch.equal(advantages("composer", keys, advantage="grpo@verl"), ours)
 
 
-def test_sessions_that_are_each_alone_with_their_prompt_are_warned_of(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sessions_that_are_alone_with_their_prompt_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many outputs they have; not where no advantage is used."""
     keys = ["a_0_0", "a_0_1", "b_0_0", "pad0_0_0", "pad0_1_0"]
     monkeypatch.setattr(estimators, "WARNED", set())
-    with sessions_of(keys), channels_delivered():
+    with under_composer_sync(keys):
         hint_alone = {"hint_weight": 1.0, "hint_divergence": "sampled_token", "policy_weight": 0.0}
         advantages("composer", keys, **hint_alone)
         with pytest.warns(ComposerWarning, match="rollout.n: the 2 rollouts of this batch are 2 groups"):
             advantages("composer", keys)
         advantages("composer", keys)
     monkeypatch.setattr(estimators, "WARNED", set())
-    with sessions_of(KEYS):
+    with under_composer_sync(KEYS):
         advantages("composer")
 
 

@@ -64,18 +64,15 @@ def asked(**more: Any) -> TensorDict:
     return data
 
 
-def test_a_worker_returns_the_teachers_entries_of_each_response_in_the_order_of_the_rows(
-    table: Tensor,
-) -> None:
+def test_a_worker_returns_the_teachers_entries_in_the_order_of_the_rows(table: Tensor) -> None:
     worker = object.__new__(TopKTrainingWorker)
     worker.loss_fn = "that of the training"
     data = asked(**{TOP_K: K})
     found = worker.infer_batch(data)
     assert worker.loss_fn == "that of the training"
     assert set(found.keys()) == {TEACHER, TOP_LOGPROBS, TOP_IDS, "metrics"} and found.batch_size == (5,)
-    for i, (prompt, response) in enumerate(
-        zip(rows_of(data[TEACHER_PROMPT]), rows_of(data["responses"]), strict=True)
-    ):
+    pairs = zip(rows_of(data[TEACHER_PROMPT]), rows_of(data["responses"]), strict=True)
+    for i, (prompt, response) in enumerate(pairs):
         before = torch.cat([prompt[-1:], response[:-1]])
         logprobs = torch.log_softmax(table[before].float(), -1)  # of probabilities in float32
         wanted = logprobs.topk(K, -1)

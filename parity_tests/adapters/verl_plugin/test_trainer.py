@@ -128,9 +128,7 @@ def test_the_longest_sequence_is_one_that_each_model_takes_that_scores_it(
     assert Prompts(checked(make(LIVE | {"hint_teacher": teacher}, *options))).limit == limit
 
 
-def test_a_loss_of_an_external_library_is_known(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_of_external_lib_is_known(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "of_mine.py").write_text(
         "from verl.trainer.ppo.core_algos import register_policy_loss, POLICY_LOSS_REGISTRY\n"
         "register_policy_loss('mine')(POLICY_LOSS_REGISTRY['vanilla'])\n"

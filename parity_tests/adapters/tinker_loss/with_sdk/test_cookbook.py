@@ -54,9 +54,8 @@ def compared() -> tuple[list[Any], list[Tensor]]:
     for length in (5, 4, 6, 7):
         ids = torch.randint(1, 9, (length + 1,), generator=g)
         inputs = {"target_tokens": ids[1:], "weights": (torch.arange(length) > 1).float()}
-        data.append(
-            types.Datum(model_input=types.ModelInput.from_ints(ids[:-1].tolist()), loss_fn_inputs=inputs)
-        )
+        seen = types.ModelInput.from_ints(ids[:-1].tolist())
+        data.append(types.Datum(model_input=seen, loss_fn_inputs=inputs))
         logprobs.append(-torch.rand(length, generator=g) - 0.5)
     return data, logprobs
 

@@ -30,19 +30,6 @@ def theirs() -> tuple[list[types.Datum], list[Tensor]]:
     return batch(types.Datum, types.ModelInput, dtype=torch.float32)
 
 
-def computed(data: Sequence[types.Datum], logprobs: Sequence[Tensor], function: Any) -> Any:
-    """What the SDK makes of a loss once the server has answered with these log-probabilities."""
-    outputs = [{"logprobs": types.TensorData.from_torch(one)} for one in logprobs]
-    answer = types.ForwardBackwardOutput(loss_fn_output_type="logprobs", loss_fn_outputs=outputs, metrics={})
-    return TrainingClient._compute_custom_loss(list(data), function, answer)
-
-
-def assert_sent(result: Any, gradients: Sequence[Tensor]) -> None:
-    """The weights that the SDK sends are the negative gradient, exactly."""
-    for datum, gradient in zip(result.data, gradients, strict=True):
-        assert torch.equal(datum.loss_fn_inputs["weights"].to_torch(), -gradient)
-
-
 class Client(TrainingClient):
     """The SDK's client with a server that answers each request at once, two data in a request."""
 
@@ -61,11 +48,14 @@ class Client(TrainingClient):
 
     def _run_fwd_bwd(self, requests: Any, *_: Any, **__: Any) -> Any:
         lengths = [len(one.loss_fn_inputs["target_tokens"].data) for chunk in requests for one in chunk.data]
-        outputs = [{"logprobs": types.TensorData.from_torch(self.logprobs[length])} for length in lengths]
-        kind, metrics = "logprobs", {"loss:sum": 0.0}
-        return answered(
-            types.ForwardBackwardOutput(loss_fn_output_type=kind, loss_fn_outputs=outputs, metrics=metrics)
-        )
+        return answered(output_of([self.logprobs[length] for length in lengths]))
+
+
+def output_of(logprobs: Sequence[Tensor]) -> types.ForwardBackwardOutput:
+    """What the server answers with these log-probabilities."""
+    outputs = [{"logprobs": types.TensorData.from_torch(one)} for one in logprobs]
+    kind, metrics = "logprobs", {"loss:sum": 0.0}
+    return types.ForwardBackwardOutput(loss_fn_output_type=kind, loss_fn_outputs=outputs, metrics=metrics)
 
 
 def answered(answer: Any) -> AwaitableConcurrentFuture[Any]:
@@ -109,11 +99,13 @@ def test_a_sum_and_a_loss_of_the_step_take_two_calls(options: dict[str, Any]) ->
 
 @pytest.mark.parametrize("loss", POLICIES, ids=lambda one: one.name)
 def test_the_sdk_sends_the_gradient(loss: Loss) -> None:
+    """The weights that it sends, once the server has answered, are the negative gradient, exactly."""
     data, logprobs = theirs()
     function = loss_fn(**options_of(loss), hint_weight=0.3)
     value, gradients, metrics = loss_and_gradients(function, data, logprobs)
-    result = computed(data, logprobs, function)
-    assert_sent(result, gradients)
+    result = TrainingClient._compute_custom_loss(data, function, output_of(logprobs))
+    for datum, gradient in zip(result.data, gradients, strict=True):
+        assert torch.equal(datum.loss_fn_inputs["weights"].to_torch(), -gradient)
     assert result.loss_sum == float(value) and result.metrics == metrics
     assert all(type(x) is float for x in metrics.values())
 

@@ -78,9 +78,7 @@ UNREGISTERED = {"estimators": ["gae", "grpo"], "losses": ["vanilla"], "trainers"
         (MODE, {"trainers": ["sync"]}, True),
     ],
 )
-def test_what_is_wrong_with_an_environment_is_one_error(
-    key: str, answers: dict[str, Any], is_composed: bool
-) -> None:
+def test_a_wrong_environment_is_one_error(key: str, answers: dict[str, Any], is_composed: bool) -> None:
     config = tree(SYNC | {"actor_rollout_ref.model.external_lib": "lib"}) if is_composed else None
     assert findings_in_words(judged(config, **answers)) == f"error {key}"
 
@@ -122,9 +120,7 @@ def test_a_mistake_hides_no_other_and_is_not_blamed_on_its_neighbours() -> None:
     """The parameters of a policy whose name is wrong are not examined, and neither is a misspelt weight."""
     wrong = node(policy=7, policy_params={"clip_low": -3}, hint_top_k=0, policy_wieght=0)
     found = judged(tree(OURS | wrong))
-    assert [one.key for one in found] == [
-        f"{NODE}.{name}" for name in ("policy", "hint_top_k", "policy_wieght")
-    ]
+    assert [one.key for one in found] == [f"{NODE}.{x}" for x in ("policy", "hint_top_k", "policy_wieght")]
 
 
 def test_a_release_that_is_too_old_is_one_error() -> None:
@@ -189,9 +185,6 @@ def test_files_and_overrides_are_told_apart(asked: list[tuple[Any, ...]], tmp_pa
     status, shown = run("--framework", "verl", "a=1")
     assert status == 0 and shown.startswith("1 override: nothing found")
     assert request()[1:] == (True, "", "ppo_trainer", ["a=1"])
-
-
-def test_json_has_the_overrides_too(asked: list[tuple[Any, ...]]) -> None:
     status, shown = run("--verl", "--json", "a=1")
     found = json.loads(shown)
     assert status == 0 and found.pop("against").startswith("verl 0.9.1")

@@ -2,7 +2,12 @@
 
 import pytest
 
-from composer_plugins.adapters.verl_plugin.options import asked, asked_in_a_run, channels_delivered, reduction
+from composer_plugins.adapters.verl_plugin.options import (
+    asked,
+    asked_in_a_run,
+    reduction,
+    under_composer_sync,
+)
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.contract import parameters_of
 from composer_plugins.frameworks.registry import called
@@ -34,7 +39,7 @@ def test_a_reduction_that_is_not_the_losss_own_is_a_warning(name: str, mode: str
 
 
 def test_the_trainer_warns_of_the_reduction_and_not_the_registries_too() -> None:
-    with channels_delivered():
+    with under_composer_sync():
         asked_in_a_run({"policy": "gspo"}, "policy", None, "token-mean")  # a warning would be an error
 
 
