@@ -72,18 +72,6 @@ def test_a_server_that_was_started_again_ends_the_training(url: str) -> None:
             tools.get_reward()
 
 
-def test_prompts_hints_and_completions_fit_the_model() -> None:
-    """No text of the task is unknown to the tokenizer, and none is cut off."""
-    tokenizer = policy.make_tokenizer()
-    for task in (one for seed in range(20) for one in make_tasks(seed)):
-        for guess in EXPRESSIONS:
-            hinted = f"{task.prompt}\n\n{policy.failure(task, guess)}"
-            messages = [{"role": "user", "content": hinted}, policy.attempt(task.function, guess)]
-            ids = tokenizer.apply_chat_template(messages, tools=policy.TOOLS, return_dict=True)["input_ids"]
-            text = tokenizer.apply_chat_template(messages, tools=policy.TOOLS, tokenize=False)
-            assert tokenizer.decode(ids) == text and len(ids) < 100 < policy.LONGEST
-
-
 def test_the_warm_up_says_nothing_about_a_task() -> None:
     """Given a name, every expression is as likely."""
     draw = random.Random(0)
