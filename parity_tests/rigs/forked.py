@@ -9,7 +9,7 @@ from typing import Any
 SECONDS = 240  # the limit of whatever waits for a process
 
 FORKSERVER = multiprocessing.get_context("forkserver")
-PRELOAD = ["parity_tests.rigs.replay_kills"]  # what takes long to import; a test may add to it
+PRELOAD = ["parity_tests.rigs.replayed"]  # what takes long to import; a test may add to it
 
 
 @contextmanager

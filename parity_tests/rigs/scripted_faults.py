@@ -15,7 +15,6 @@ from typing import Any
 from composer_plugins.recipes.trace_replay.scripted import Answer, Body, Handler, ScriptedTeachers
 
 STATUSES = ("401", "402", "404", "429", "500")
-FAULTS = (*STATUSES, "truncated", "schema", "hang", "drop", "no_usage")
 
 
 class Dropped(Exception):
@@ -73,7 +72,6 @@ class FaultyTeachers(ScriptedTeachers):
             self.requests.append(body)
             self.asked[key] += 1
             fault = next(self.faults.get(str(body["model"]), iter(())), None)
-        assert fault is None or fault in FAULTS, fault
         if fault == "hang":
             self.closing.wait()
             raise Dropped

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,13 +63,33 @@ def test_results_hold_every_run(demo: Demo) -> None:
         rewards = run["rewards"]
         assert len(rewards) == STEPS
         assert all(0 <= reward <= 1 for reward in rewards)
-        assert run["start_reward"] == rewards[0] < 0.2
+        assert run["start_reward"] == rewards[0]
         assert run["final_reward"] == pytest.approx(sum(rewards) / STEPS, abs=1e-5)  # fewer than 10 steps
-        assert 0 <= run["greedy_before"] <= 1 and 0 <= run["greedy_after"] <= 1
-    # Both start from one model, and sample their first completions alike.
-    assert results["runs"][0]["start_reward"] == results["runs"][1]["start_reward"]
+        assert 0 <= run["greedy_after"] <= 1
+    # Both start from one model, and sample their first completions alike: the numbers of README.md.
+    for name, promised in (("start_reward", 0.05), ("greedy_before", 0.06)):
+        first, second = (run[name] for run in results["runs"])
+        assert first == second == pytest.approx(promised, abs=0.03)
     assert results["runs"][0]["rewards"] != results["runs"][1]["rewards"]
     assert len(results["timing"]["run_seconds"]) == len(CHANNELS)
+
+
+def numbers(text: str) -> list[list[float]]:
+    """Reward and greedy accuracy in each row of the demo's table."""
+    rows = re.findall(r"^ RL.* (0\.\d+) +(0\.\d+) +\S+ +(0\.\d+) +([01]\.\d+) +\d+ s\b", text, re.MULTILINE)
+    return [[float(number) for number in row] for row in rows]
+
+
+@pytest.mark.slow
+def test_the_whole_demo_prints_the_numbers_of_the_readme(tmp_path: Path) -> None:
+    """Start and end of the reward, and of the accuracy. Another processor may change the second digits."""
+    demo = start_demo("--out", str(tmp_path))
+    stdout, stderr = demo.communicate(timeout=900)
+    assert demo.returncode == 0, stderr
+    promised, printed = numbers((ROOT / "README.md").read_text()), numbers(stdout)
+    assert len(promised) == len(printed) == 4
+    for row, expected in zip(printed, promised, strict=True):
+        assert row == pytest.approx(expected, abs=0.05)
 
 
 @pytest.mark.slow

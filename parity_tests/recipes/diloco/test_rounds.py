@@ -1,8 +1,6 @@
 """Rounds over an object store: the weights of all replicas are equal, or it is an error."""
 
-import random
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,18 +17,17 @@ from parity_tests.recipes.diloco.tiny import (
     read_lines,
     reference,
     run_replica,
-    wait_until,
     weights_of,
 )
-from parity_tests.rigs.forked import SECONDS, ended, processes
+from parity_tests.rigs.forked import ended, processes
 
 REPLICAS, ROUNDS = 3, 6
 
 
-def assert_equals_the_reference(log: Path, rounds: int = ROUNDS) -> None:
+def assert_equals_the_reference(log: Path) -> None:
     """All replicas have ended, each round had the same weights on all, and these are the reference's."""
     lines = read_lines(log)
-    expected = reference([range(REPLICAS)] * rounds, [line[1:] for line in lines if line[0] == "trains"])
+    expected = reference([range(REPLICAS)] * ROUNDS, [line[1:] for line in lines if line[0] == "trains"])
     for line in lines:
         if line[0] == "weights":
             assert line[2] == expected[line[1]]
@@ -43,16 +40,15 @@ def test_replicas_of_two_speeds_equal_the_reference(kind: str, tmp_path: Path) -
     url = str(tmp_path / "store") if kind == "folder" else f"memory:/{tmp_path}"
     log = tmp_path / "log"
     with ThreadPoolExecutor(REPLICAS) as pool:
-        pauses = [{"pause": 0.05}, {"pause": 0.0}, {"pause": 0.0}]
         runs = [
-            pool.submit(run_replica, url, number, REPLICAS, ROUNDS, str(log), **pause)
-            for number, pause in enumerate(pauses)
+            pool.submit(run_replica, url, number, REPLICAS, ROUNDS, str(log), pause=pause)
+            for number, pause in enumerate((0.05, 0.0, 0.0))
         ]
         assert [run.result() for run in runs] == [None] * REPLICAS
     assert_equals_the_reference(log)
 
 
-@pytest.mark.parametrize("kind", [".safetensors", ".json"])
+@pytest.mark.parametrize("kind", [".safetensors", ".json", ".result.json"])
 @pytest.mark.parametrize("moment", ["before", "half", "after"])
 def test_a_replica_killed_while_it_writes_starts_again(moment: str, kind: str, tmp_path: Path) -> None:
     """After the object and before the marker it trains the round again; after the marker it does not."""
@@ -63,33 +59,8 @@ def test_a_replica_killed_while_it_writes_starts_again(moment: str, kind: str, t
         others.append(start(url, 0, REPLICAS, ROUNDS, str(log), attempt=1))
         assert [ended(process) for process in others] == [0] * REPLICAS
     assert_equals_the_reference(log)
-    again = ["trains", 0, 1, 1] in read_lines(log)
-    assert again == ((moment, kind) != ("after", ".json"))
-
-
-def test_kills_at_random_moments(tmp_path: Path) -> None:
-    url, log, rounds, kills = str(tmp_path / "store"), tmp_path / "log", 30, 15
-    draw, attempts = random.Random(0), [0] * REPLICAS
-    with processes(run_replica) as start:
-
-        def begin(replica: int) -> Any:
-            options = {"pause": 0.01, "attempt": attempts[replica]}
-            return start(url, replica, REPLICAS, rounds, str(log), **options)
-
-        running = [begin(replica) for replica in range(REPLICAS)]
-        wait_until(log.exists)
-        ends = time.monotonic() + SECONDS
-        while any(process.is_alive() for process in running) and time.monotonic() < ends:
-            time.sleep(draw.uniform(0.0, 0.3))
-            replica = draw.randrange(REPLICAS)
-            if sum(attempts) < kills and running[replica].is_alive():
-                running[replica].kill()
-                if ended(running[replica]) != 0:
-                    attempts[replica] += 1
-                    running[replica] = begin(replica)
-        assert [ended(process) for process in running] == [0] * REPLICAS
-    assert_equals_the_reference(log, rounds)
-    assert sum(attempts) > 5, "too few replicas were killed for this to show anything"
+    was_marked = kind == ".result.json" or (moment, kind) == ("after", ".json")
+    assert (["trains", 0, 1, 1] in read_lines(log)) != was_marked
 
 
 def test_what_is_not_marked_as_a_whole_does_not_exist_for_a_reader(tmp_path: Path) -> None:
@@ -127,7 +98,6 @@ def train_one_round(url: Path, replicas: int = 2) -> None:
         (".json", None, "the own marker of round 1 is gone; replica 0 used it"),
         (".json", b'{"sha', "the own marker of round 1 is gone; replica 0 used it"),
         (".json", b"{}", "round-000001/replica-0.json is damaged"),
-        (".json", b"[]", "round-000001/replica-0.json is damaged"),
         (".json", b"null", "round-000001/replica-0.json is damaged"),
         (".result.json", b"null", "round-000001/replica-0.result.json is damaged"),
     ],

@@ -1,12 +1,13 @@
 """torchft's DiLoCo around a Trainer: real processes and a lighthouse, compared with one process."""
 
 import signal
+import time
 from pathlib import Path
 
 from composer_plugins.recipes.diloco.launching import lighthouse_on_this_machine as lighthouse
-from parity_tests.recipes.diloco.tiny import SYNC_EVERY, read_lines, reference, wait_until
+from parity_tests.recipes.diloco.tiny import SYNC_EVERY, read_lines, reference
 from parity_tests.recipes.diloco.tiny_trainer import MICRO_BATCHES, run_trainer
-from parity_tests.rigs.forked import ended, processes
+from parity_tests.rigs.forked import SECONDS, ended, processes
 
 ROUNDS = 3
 MAX_STEPS = SYNC_EVERY * ROUNDS
@@ -36,7 +37,9 @@ def test_a_killed_replica_leaves_the_other_training_and_may_come_back(tmp_path: 
         survivor = start(address, 0, *common, waits=waits, pause=0.2)
         first = start(address, 1, *common, dies_at=2 * SYNC_EVERY + 1)
         assert ended(first) == -signal.SIGKILL
-        wait_until(lambda: len(reported(log, 0)) >= 4)
+        ends = time.monotonic() + SECONDS
+        while len(reported(log, 0)) < 4 and time.monotonic() < ends:
+            time.sleep(0.02)
         second = start(address, 1, *common, begins=again)
         assert [ended(survivor), ended(second)] == [0, 0]
     of_survivor, of_first, of_second = reported(log, 0), reported(log, 1)[:2], reported(log, 1)[2:]

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from composer_plugins.recipes.diloco.outer import (
     weights_hash,
 )
 from composer_plugins.recipes.diloco.rounds import Rounds
-from parity_tests.rigs.forked import PRELOAD, SECONDS
+from parity_tests.rigs.forked import PRELOAD
 
 SYNC_EVERY = 3
 ROWS_PER_BATCH = 8
@@ -160,10 +160,3 @@ def die_at(moment: str, kind: str) -> None:
 # An optimizer imports torch._dynamo.
 PRELOAD += ["torch._dynamo", "composer_plugins.recipes.diloco.rounds", "transformers.trainer", "torchft"]
 os.environ.setdefault("RUST_LOG", "error")  # torchft's lighthouse logs every quorum
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    ends = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.02)

@@ -69,22 +69,17 @@ def test_the_model_of_the_wheel_can_be_saved_and_read_again(smollm: Loaded, tmp_
         load("nowhere/at/all", "cpu")
 
 
-def test_a_pair_has_a_right_reply_and_a_wrong_one(smollm: Loaded, short: Task) -> None:
-    rows = with_pairs(smollm, short, Settings(), seed=0)
-    paired = [row for row in rows if row["chosen"] is not None]
-    assert paired
-    for row in paired:
-        assert short.score(row["chosen"], row["answer"]) > short.score(row["rejected"], row["answer"])
-    assert [row["prompt"] for row in rows] == [row["prompt"] for row in short.rows]
-
-
-def test_the_replay_channel_trains_on_the_pairs(
+def test_the_replay_channel_trains_on_pairs_of_a_right_and_a_wrong_reply(
     smollm: Loaded, short: Task, logs: list[dict[str, float]]
 ) -> None:
-    rows = [row for row in with_pairs(smollm, short, Settings(), seed=0) if row["chosen"] is not None][:1]
+    rows = with_pairs(smollm, short, Settings(), seed=0)
+    assert [row["prompt"] for row in rows] == [row["prompt"] for row in short.rows]
+    paired = [row for row in rows if row["chosen"] is not None]
+    for row in paired:
+        assert short.score(row["chosen"], row["answer"]) > short.score(row["rejected"], row["answer"])
     settings = Settings(steps=2, batch_size=4, max_completion_length=2)
     with tiny.quiet_libraries():
-        train(("replay",), 0, smollm, short, rows, settings, 0.0, lambda step, reward: None)
+        train(("replay",), 0, smollm, short, paired[:1], settings, 0.0, lambda step, reward: None)
     before, after = (log["composer/replay/rewards/margins"] for log in logs)
     assert before == pytest.approx(0, abs=1e-4) and after > 0.01
 

@@ -173,7 +173,7 @@ def test_messages_that_a_boundary_kept_follow_the_summary_from_then_on(tmp_path:
         user("3", "2", "kept"),
         reply("4", "3", text("two")),
         {"type": "system", "subtype": "compact_boundary", "uuid": "b", "parentUuid": None},
-        user("s", "b", "summary", isCompactSummary=True),
+        user("s", "b", "summary", isCompactSummary=True, isVisibleInTranscriptOnly=True),
         user("5", "4", "go on"),
         reply("6", "5", text("three")),
     ]
@@ -200,8 +200,6 @@ def test_a_text_that_another_line_has_in_part_is_one_text(tmp_path: Path) -> Non
     assert tally.lines == {"text that another line of its response has": 3}
 
 
-BOUNDARY: Line = {"type": "system", "subtype": "compact_boundary", "uuid": "b", "parentUuid": None}
-SUMMARY = user("s", "b", "what happened", isCompactSummary=True, isVisibleInTranscriptOnly=True)
 CALL, ON = [use("c")], [text("on")]
 PARALLEL = [  # and texts beside the results: they follow all results
     A,
@@ -212,7 +210,6 @@ PARALLEL = [  # and texts beside the results: they follow all results
     reply("6", "5", text("on")),
 ]
 READ: dict[str, tuple[list[Line], list[list[str]]]] = {
-    "a summary": ([A, B, BOUNDARY, SUMMARY, reply("3", "s", text("on"))], [["a"], ["what happened"]]),
     "an error": (
         chain("a", CALL, [result("c", "x", is_error=True)], ON),
         [["a"], ["a", "", f"{FAILED_TOOL}\nx"]],

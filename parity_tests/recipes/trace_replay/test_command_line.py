@@ -9,13 +9,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import yaml
+from click.testing import Result
+from typer.testing import CliRunner
 
-from composer_plugins.recipes.trace_replay import __main__ as command
+from composer_plugins.errors import ComposerError
 from composer_plugins.recipes.trace_replay import demo
+from composer_plugins.recipes.trace_replay.__main__ import app
 from composer_plugins.recipes.trace_replay.journal import Answer, Journal
 from composer_plugins.recipes.trace_replay.states import read_states
 from parity_tests.rigs.scripted_faults import FaultyTeachers
@@ -29,37 +31,20 @@ REPLAY = "replay run --teachers teachers.yaml --max-usd"
 PAIRS = "pairs run --ignore Bash.description"
 
 
-class Ran(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[[str], Ran]
+Run = Callable[[str], Result]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """Run a command in `tmp_path`, as from a shell."""
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Run a command in `tmp_path`."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "300")
-
-    def run_command(line: str) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["trace_replay", *shlex.split(line)])
-        code: object = 0
-        try:
-            command.main()
-        except SystemExit as end:
-            code = end.code
-        return Ran(int(str(code or 0)), *capsys.readouterr())
-
-    return run_command
+    return lambda line: CliRunner(env={"COLUMNS": "300"}).invoke(app, shlex.split(line))
 
 
 @pytest.fixture
 def folder(run: Run, tmp_path: Path) -> Path:
     """The folder of a run that has its states."""
-    assert run(STATES).out.startswith("11 states in run/states.jsonl")
+    assert run(STATES).stdout.startswith("11 states in run/states.jsonl")
     write_teachers("http://127.0.0.1:9/v1")
     return tmp_path / "run"
 
@@ -78,23 +63,24 @@ def write_teachers(base_url: str) -> None:
     Path("teachers.yaml").write_text(yaml.safe_dump({"teachers": teachers}))
 
 
-def error(ran: Ran) -> str:
-    assert ran.code == 2 and ran.err.startswith("error: ") and ran.err.count("\n") == 1, ran
-    return ran.err.removeprefix("error: ").strip()
+def error(ran: Result) -> str:
+    """What `main` prints in one line and with status 2."""
+    assert isinstance(ran.exception, ComposerError) and "\n" not in str(ran.exception), ran
+    return str(ran.exception)
 
 
 def test_the_steps_one_after_the_other(run: Run, folder: Path, server: FaultyTeachers) -> None:
     """And again: a second run asks for nothing twice, but for the answer in half of a last line."""
     new, journal = 33, folder / "answers.jsonl"
     for _ in range(2):
-        assert run(STATES).out.startswith("11 states in run/states.jsonl")
+        assert run(STATES).stdout.startswith("11 states in run/states.jsonl")
         ran = run(f"{REPLAY} 1")
-        assert f"{new} new answers, {33 - new} from before" in ran.out
-        assert ran.code == 0 and "0 failed, 0 did not fit the budget" in ran.out
-        is_cut = ran.out.startswith("the last line of run/answers.jsonl was written in part and is cut off: ")
-        assert is_cut == (new == 1)
+        assert f"{new} new answers, {33 - new} from before" in ran.stdout
+        assert ran.exit_code == 0 and "0 failed, 0 did not fit the budget" in ran.stdout
+        cut = "the last line of run/answers.jsonl was written in part and is cut off: "
+        assert ran.stdout.startswith(cut) == (new == 1)
         ran = run(PAIRS)
-        assert ran.code == 0 and ran.out.startswith("5 pairs in run/pairs.parquet")
+        assert ran.exit_code == 0 and ran.stdout.startswith("5 pairs in run/pairs.parquet")
         journal.write_bytes(journal.read_bytes()[:-9])
         new = 1
     assert len(server.requests) == 34
@@ -141,7 +127,7 @@ def test_what_a_run_wrote_is_no_log_of_the_next(run: Run, tmp_path: Path) -> Non
     """And secrets stay, if nothing is redacted."""
     (tmp_path / "s.jsonl").write_bytes(SESSION.read_bytes())
     for _ in range(2):
-        assert run("states . --out run --redact nothing").out.startswith("11 states")
+        assert run("states . --out run --redact nothing").stdout.startswith("11 states")
     text = (tmp_path / "run/states.jsonl").read_text()
     assert all(secret in text for secret in PLANTED)
 
@@ -154,15 +140,16 @@ def test_no_pair_is_said_and_is_status_1(run: Run, folder: Path) -> None:
         journal.add(Answer(first.id, "ada", 0, 0.0, first.observed, "stop"))
     (folder / "pairs.parquet").write_text("of before")
     ran = run("pairs run")
-    assert ran.code == 1 and ran.out.endswith("no pair was made, and run/pairs.parquet is not written\n")
-    assert "     1  fewer than 2 teachers agree\n" in ran.out and not (folder / "README.md").exists()
+    assert ran.exit_code == 1 and "     1  fewer than 2 teachers agree\n" in ran.stdout
+    assert ran.stdout.endswith("no pair was made, and run/pairs.parquet is not written\n")
+    assert not (folder / "README.md").exists()
     assert (folder / "pairs.parquet").read_text() == "of before"
 
 
 def test_tools_can_be_named_later(run: Run, tmp_path: Path) -> None:
-    without = run(f"states {QUOTED} --out run --redact secrets").out
+    without = run(f"states {QUOTED} --out run --redact secrets").stdout
     assert "states without tools: 11; a teacher can call none there, and --tools names a file\n" in without
-    assert run(STATES).code == 0
+    assert run(STATES).exit_code == 0
     assert all(state.tools for state in read_states(tmp_path / "run/states.jsonl"))
 
 
@@ -189,10 +176,10 @@ def test_ctrl_c_keeps_the_answers_and_says_how_to_go_on(run: Run, folder: Path) 
 
 def test_a_budget_that_is_too_small_says_which_is_enough(run: Run, server: FaultyTeachers) -> None:
     ran = run(f"{REPLAY} 0.001")
-    assert ran.code == 1 and "33 did not fit the budget" in ran.out
-    enough = ran.out.partition("--max-usd ")[2].split()[0]
+    assert ran.exit_code == 1 and "33 did not fit the budget" in ran.stdout
+    enough = ran.stdout.partition("--max-usd ")[2].split()[0]
     assert not server.requests
-    assert run(f"{REPLAY} {enough}").code == 0 and len(server.requests) == 33
+    assert run(f"{REPLAY} {enough}").exit_code == 0 and len(server.requests) == 33
 
 
 MARGINS = "composer/replay/rewards/margins of 3 steps: "

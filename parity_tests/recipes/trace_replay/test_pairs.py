@@ -8,8 +8,6 @@ from typing import Any
 
 import datasets
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from composer_plugins.columns import pairs_of
 from composer_plugins.errors import ConfigError
@@ -50,10 +48,12 @@ def answers(*messages: Message) -> list[Answer]:
 def result(states: Sequence[State], given: Sequence[Answer], **options: Any) -> Counter[str]:
     found, counts = make_pairs(states, given, **options)
     assert len(found) == sum(n for name, n in counts.actions.items() if name.startswith("pair by"))
+    assert (counts.actions.total(), counts.answers.total()) == (len(states), len(given))
     return +counts.actions
 
 
 LS, PWD, CAT = bash("ls"), bash("pwd"), bash("cat x")
+ALL_TOOLS = calls(("Bash", "{}"), ("Read", "{}"), ("f", "{}"))
 AGREEMENT, FEWER, AS_TRACE = (
     "pair by agreement",
     "fewer than 2 teachers agree",
@@ -61,20 +61,25 @@ AGREEMENT, FEWER, AS_TRACE = (
 )
 OUTCOME, UNDECIDED = "pair by outcome", "both actions were taken, and their outcomes do not make a pair"
 EARNED, AGAIN = "the trace's action earned an outcome above 0", "the same action was taken there before"
+NO_JSON = "the arguments of a tool call are not a JSON object"
 NO_VOTE = "no teacher gave an answer that can be compared"
 BROKEN = calls(("Bash", '{"command": '))
 RULES: list[tuple[list[Message | tuple[Message, float]], list[Message], dict[str, int]]] = [
     ([CAT], [LS, PWD, LS], {AGREEMENT: 1}),
+    ([ALL_TOOLS], [LS, LS], {AGREEMENT: 1}),
+    ([CAT], [ALL_TOOLS, ALL_TOOLS], {AGREEMENT: 1}),
     ([CAT], [LS, PWD, CAT], {FEWER: 1}),
     ([CAT], [LS, LS, PWD, PWD], {"two actions have the most votes": 1}),
     ([CAT], [CAT, CAT, LS], {AS_TRACE: 1}),
     ([CAT], [], {NO_VOTE: 1}),
-    ([BROKEN], [LS, LS], {"the arguments of a tool call are not a JSON object": 1}),
+    ([BROKEN], [LS, LS], {NO_JSON: 1}),
+    ([(CAT, 0.0), (BROKEN, 1.0)], [], {NO_JSON: 1, NO_VOTE: 1}),
     ([calls(("Task", "{}"))], [LS, LS], {"the trace calls a tool that the teachers were not offered": 1}),
     # Outcomes of traces with the same state.
     ([(CAT, 0.0), (CAT, 0.4), (LS, 0.5), (LS, 1.0)], [], {OUTCOME: 1, NO_VOTE: 1, AGAIN: 2}),
     ([(CAT, 0.0), (CAT, 0.5), (LS, 0.5), (LS, 1.0)], [], {NO_VOTE: 2, AGAIN: 2}),
     ([(text("4"), 1.0), (text("4"), 0.0)], [], {NO_VOTE: 1, AGAIN: 1}),
+    ([CAT, (LS, 0.0)], [LS, LS], {AGREEMENT: 1, AS_TRACE: 1}),
     ([(CAT, 0.1)], [LS, LS], {EARNED: 1}),
     ([(CAT, 0.0)], [LS, LS], {AGREEMENT: 1}),
     ([(CAT, 1.0), (CAT, 0.0)], [LS, LS], {EARNED: 1, AGAIN: 1}),
@@ -179,41 +184,6 @@ def test_traces_of_one_state_with_different_outcomes_make_a_pair_by_themselves()
     assert pair.n_teachers_agreeing is None and pair.n_teachers == 0
     (pair,), _ = make_pairs([state(text("4"), 1.0), state(text("5"), 0.0)], [])
     assert pair.chosen == [text("4")]
-
-
-ACTIONS = {"ls": LS, "pwd": PWD, "cat": CAT, "text": text("hm")}
-NAMES = st.sampled_from(sorted(ACTIONS))
-
-
-@given(
-    st.lists(st.tuples(NAMES, st.none() | st.integers(-1, 1)), min_size=1, max_size=4),
-    st.lists(st.tuples(st.integers(0, 3), NAMES), max_size=8),
-    st.integers(2, 3),
-)
-def test_every_pair_keeps_the_rules(
-    traces: list[tuple[str, int | None]], given: list[tuple[int, str]], min_agree: int
-) -> None:
-    """Of any traces and answers, against the rules written another way."""
-    seen = [state(ACTIONS[name], outcome, f"f:{i}") for i, (name, outcome) in enumerate(traces)]
-    asked = [answer(f"t{who}", ACTIONS[name], i) for i, (who, name) in enumerate(given)]
-    found, counts = make_pairs(seen, asked, min_agree=min_agree)
-    name_of = {json.dumps(message): name for name, message in ACTIONS.items()}
-    earned = {name: [o for n, o in traces if n == name and o is not None] for name, _ in traces}
-    by_teacher = [Counter(n for w, n in given if w == who) for who in range(4)]
-    for pair in found:
-        chosen, rejected = name_of[json.dumps(pair.chosen[0])], name_of[json.dumps(pair.rejected[0])]
-        assert chosen != rejected and rejected in dict(traces)
-        if pair.made_by == "outcome":
-            assert min(earned[chosen]) > max(earned[rejected])
-        else:
-            assert chosen != "text" and max(earned[rejected], default=0) <= 0
-            others = {n for n in ACTIONS if n not in (chosen, "text")}
-            most = [max(min(own["text"], 1), *(own[n] for n in others)) for own in by_teacher]  # no two texts
-            voters = sum(own[chosen] > other for own, other in zip(by_teacher, most, strict=True))
-            assert pair.n_teachers_agreeing == voters >= min_agree
-    assert len({json.dumps(pair.rejected) for pair in found}) == len(found)
-    assert sum(counts.actions.values()) == len(traces)
-    assert sum(counts.answers.values()) == len(given)
 
 
 # Files.

@@ -212,7 +212,6 @@ def test_what_earlier_runs_have_spent_counts(
 BUDGET = "set the most that the teachers may cost, in USD"
 WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"max_usd": -1.0}, f"--max-usd: it is -1.0; {BUDGET}"),
-    ({"max_usd": float("nan")}, f"--max-usd: it is nan; {BUDGET}"),
     ({"max_usd": float("inf")}, f"--max-usd: it is inf; {BUDGET}"),
     ({"samples": 0}, "--samples: it is 0; set a number of at least 1"),
     ({"concurrency": 0}, "--concurrency: it is 0; set a number of at least 1"),
@@ -264,9 +263,7 @@ NO_OBJECT = "the arguments of a tool call are not a JSON object: "
 NO_JSON = "the answer is not a JSON object, or is cut off: "
 NO_ACTION: list[tuple[dict[str, Any] | str, str]] = [
     *((text, NO_JSON) for text in ("", "<html>502</html>", "[1]", '{"choices": [', "[" * 100_000)),
-    ({}, f"{NO_COMPLETION}: Field required"),
     ({"choices": []}, f"{NO_COMPLETION}: List should have at least 1 item"),
-    ({"choices": None}, f"{NO_COMPLETION}: Input should be a valid list"),
     (completion(), NOTHING),
     (completion(content=None, tool_calls=[]), NOTHING),
     (completion(content=[{"type": "text"}]), f"{NO_COMPLETION}.0.message.content: "),
