@@ -86,19 +86,17 @@ def test_defaults_and_interpolations_of_nemo_rl_are_read(tmp_path: Path) -> None
     (tmp_path / "over.yaml").write_text(
         "defaults: base.yaml\nloss_fn: {_override_: true, ratio_clip_max: 0.3}\n"
     )
-    merged = ByTable(NEMO_RL).merged_config
-    table = merged([tmp_path / "child.yaml"], ["grpo.num_generations_per_prompt=6"])
-    facts = resolve("nemo-rl", table).required().facts()
-    assert facts["policy.clip_high"] == 0.3 and facts["policy.dual_clip"] == 10
-    assert facts["advantage"] == "rloo" and facts["completions per prompt"] == 6 and facts["KL"] is None
-    facts = resolve("nemo-rl", merged([tmp_path / "over.yaml"], [])).required().facts()
-    assert facts["policy.dual_clip"] is None and facts["KL.weight"] == 0.01
-    facts = (
-        resolve("nemo-rl", merged([tmp_path / "child.yaml"], ["grpo.normalize_rewards=true"]))
-        .required()
-        .facts()
-    )
-    assert facts["advantage"] == "grpo_leave_one_out"
+
+    def facts(file: str, *overrides: str) -> dict[str, Any]:
+        table = ByTable(NEMO_RL).merged_config([tmp_path / file], [*overrides])
+        return resolve("nemo-rl", table).required().facts()
+
+    found = facts("child.yaml", "grpo.num_generations_per_prompt=6")
+    assert found["policy.clip_high"] == 0.3 and found["policy.dual_clip"] == 10
+    assert found["advantage"] == "rloo" and found["completions per prompt"] == 6 and found["KL"] is None
+    found = facts("over.yaml")
+    assert found["policy.dual_clip"] is None and found["KL.weight"] == 0.01
+    assert facts("child.yaml", "grpo.normalize_rewards=true")["advantage"] == "grpo_leave_one_out"
 
 
 def test_an_advantage_that_no_row_is_is_named() -> None:
