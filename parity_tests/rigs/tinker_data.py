@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,15 +16,9 @@ from composer_plugins.losses.row import Loss
 POLICIES = [one for one in losses() if one.kind == "policy" and TINKER.runs(one)]
 
 
-class Numbers:
+def numbers(tensor: Tensor) -> Any:
     """A TensorData that keeps float64."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-    def to_torch(self) -> Tensor:
-        """The tensor."""
-        return self.tensor
+    return SimpleNamespace(to_torch=lambda: tensor)
 
 
 class Input:
@@ -50,7 +45,7 @@ class Datum:
     loss_fn_inputs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        wrapped = {k: Numbers(x) if isinstance(x, Tensor) else x for k, x in self.loss_fn_inputs.items()}
+        wrapped = {k: numbers(x) if isinstance(x, Tensor) else x for k, x in self.loss_fn_inputs.items()}
         object.__setattr__(self, "loss_fn_inputs", wrapped)
 
 
