@@ -218,10 +218,6 @@ def test_nan_is_equal_to_nan_alone_and_a_shape_to_itself() -> None:
         assert Compared(ours, theirs, 3).error.found == torch.inf
 
 
-def test_a_checkout_has_the_version_of_its_tag_and_else_says_that_it_has_none(tmp_path: Path) -> None:
-    assert version_of(tmp_path) == "without git"
-
-
 def test_no_checkout_and_a_folder_that_is_none_are_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +225,7 @@ def test_no_checkout_and_a_folder_that_is_none_are_errors(
     done = invoke("conform", "prime-rl")
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith("no checkout of PRIME-RL is given: git clone https://")
+    assert version_of(tmp_path) == "without git"
     done = invoke("conform", "prime-rl", "--source", str(tmp_path))
     assert done.exit_code == 2 and "is not a checkout of PRIME-RL" in done.stderr
 
