@@ -11,7 +11,7 @@ from torch import Tensor
 from composer_plugins.adapters.tinker_loss import mark_pairs
 from composer_plugins.frameworks.tinker import TINKER
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import Loss
+from composer_plugins.losses.row import REQUIRED, Loss
 
 POLICIES = [one for one in losses() if one.kind == "policy" and TINKER.runs(one)]
 
@@ -141,8 +141,7 @@ def paired(
 
 def options_of(loss: Loss) -> dict[str, Any]:
     """What a policy loss needs beside its name."""
-    needed = {name: one.example for name, one in loss.parameters.items() if one.example is not None}
-    required = {name: x for name, x in needed.items() if repr(loss.defaults[name]) == "required"}
+    required = {name: loss.parameters[name].example for name, x in loss.defaults.items() if x is REQUIRED}
     found: dict[str, Any] = {"policy": loss.name, "policy_params": required}
     if loss.mode == "seq-mean-token-sum-norm":
         found["max_length"] = 6.0

@@ -150,9 +150,8 @@ def flat(rows: Drawn, name: str) -> Tensor:
 
 def response_logits(rows: Drawn) -> Tensor:
     """The logits that predict a response's tokens."""
-    return torch.cat(
-        [x[len(p) - 1 : -1] for x, p in zip(rows.logits, rows.prompts, strict=True)]
-    ).requires_grad_()
+    cut = [x[len(p) - 1 : -1] for x, p in zip(rows.logits, rows.prompts, strict=True)]
+    return torch.cat(cut).requires_grad_()
 
 
 def of_responses(rows: Drawn, gradients: list[Tensor]) -> Tensor:
