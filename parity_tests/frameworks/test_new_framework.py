@@ -19,9 +19,7 @@ from composer_plugins.losses.registry import registry
 from docs.generator import names
 from parity_tests.rigs.commands import invoke
 from parity_tests.rigs.made_up.loss import Loss
-from parity_tests.rigs.paths import TESTS
 
-MADE_UP = TESTS / "rigs" / "made_up"
 OPTIONS = {"loss": "surrogate", "upper": 1.28, "leash": 0.01, "leash_kind": "first", "tries": 4}
 MINE = """
 from composer_plugins.kernels.masking import safe_exp
