@@ -25,6 +25,8 @@ WIDE_TABLES = """[...document.querySelectorAll(".md-typeset__scrollwrap")]
     .filter(one => one.scrollWidth > one.clientWidth + 1)
     .map(one => one.querySelector("th")?.textContent)"""
 
+HAS_FONT = "[...document.fonts].some(f => f.family.includes('STIX') && f.status == 'loaded')"
+
 
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -51,13 +53,10 @@ def test_pages_load_without_errors_or_requests_and_fit(
             wide.append(f"{name}: the tables {tables}")
         if tab.locator("math").count():
             tab.evaluate("document.fonts.ready")
-            if not tab.evaluate(
-                "[...document.fonts].some(f => f.family.includes('STIX') && f.status == 'loaded')"
-            ):
+            if not tab.evaluate(HAS_FONT):
                 unformatted.append(name)
-        assert tab.evaluate("document.body.dataset.mdColorScheme") == {"light": "default"}.get(
-            scheme, "slate"
-        )
+        palette = "default" if scheme == "light" else "slate"
+        assert tab.evaluate("document.body.dataset.mdColorScheme") == palette
     context.close()
     assert not errors, "\n".join(errors[:10])
     assert not wide, "\n".join(wide)
