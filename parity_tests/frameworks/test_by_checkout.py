@@ -22,59 +22,45 @@ def read(framework: str, **table: Any) -> Objective:
     return found.required()
 
 
-# Options of NeMo-RL below loss_fn and of slime, and what they say, each in YAML.
-READ = (
-    ("nemo-rl", "", "policy: grpo, policy.clip_high: 0.2, denominator: token-mean, old_logprobs: trainer"),
-    (
-        "nemo-rl",
-        "",
-        "KL: k3_corrected, KL.weight: 0.01, KL.old_logprobs: policy itself, KL.value_clamp: 10.0",
-    ),
-    ("nemo-rl", "", "rollout correction: null, completions per prompt: 16"),
-    ("nemo-rl", "use_cispo: true, ratio_clip_max: 4.0", "policy: cispo, policy.clip_high: 4.0"),
-    (
-        "nemo-rl",
-        "sequence_level_importance_ratios: true, token_level_loss: false, ratio_clip_max: 0.0004",
-        "policy: gspo, denominator: seq-mean-token-mean, policy.clip_high: 0.0004",
-    ),
-    ("nemo-rl", "force_on_policy_ratio: true", "old_logprobs: policy itself"),
-    ("nemo-rl", "kl_input_clamp_value: null", "KL.log_ratio_clamp: null, KL.value_clamp: 10.0"),
-    ("nemo-rl", "reference_policy_kl_penalty: 0", "KL: null"),
-    ("nemo-rl", "use_on_policy_kl_approximation: true", "KL.old_logprobs: rollout engine"),
-    ("nemo-rl", "use_importance_sampling_correction: true", "rollout correction: tis"),
-    (
-        "nemo-rl",
-        "use_importance_sampling_correction: true, truncated_importance_sampling_type: icepop, "
-        "truncated_importance_sampling_ratio: 5.0, truncated_importance_sampling_ratio_min: 0.5",
-        "rollout correction: mis, rollout correction.low: 0.5, rollout correction.high: 5.0",
-    ),
-    ("slime", "", "policy: grpo, policy.clip_low: 0.2, denominator: seq-mean-token-mean, KL: null"),
-    ("slime", "", "advantage: grpo, advantage.eps: 0.000001, completions per prompt: 1"),
-    ("slime", "eps_clip: 0.1", "policy.clip_low: 0.1, policy.clip_high: 0.1"),
-    ("slime", "eps_clip: 0.1, eps_clip_high: 0.3", "policy.clip_low: 0.1, policy.clip_high: 0.3"),
-    ("slime", "kl_loss_coef: 0.1", "KL: null"),
-    ("slime", "use_kl_loss: true, kl_loss_coef: 0.1", "KL: k1, KL.weight: 0.1"),
-    (
-        "slime",
-        "use_kl_loss: true, kl_loss_coef: 0.1, kl_loss_type: low_var_kl, use_unbiased_kl: true",
-        "KL: k3_corrected, KL.value_clamp: 10.0, KL.old_logprobs: trainer",
-    ),
-    ("slime", "calculate_per_token_loss: true", "denominator: token-mean"),
-    ("slime", "use_opsm: true", "policy: opsm, policy.threshold: 0.0001, rollout_logprobs: trainer"),
-    (
-        "slime",
-        f"use_tis: true, custom_tis_function_path: {ICEPOP}, tis_clip: 5.0",
-        "rollout correction: mis, rollout correction.high: 5.0",
-    ),
-    ("slime", "disable_grpo_std_normalization: true", "advantage: dr_grpo"),
-    ("slime", "use_rollout_logprobs: true", "old_logprobs: rollout engine"),
-)
+# A framework, options of NeMo-RL below loss_fn or of slime, and what they say; both in YAML.
+READ = f"""
+nemo-rl | | policy: grpo, policy.clip_high: 0.2, denominator: token-mean, old_logprobs: trainer
+nemo-rl | | KL: k3_corrected, KL.weight: 0.01, KL.old_logprobs: policy itself, KL.value_clamp: 10.0
+nemo-rl | | rollout correction: null, completions per prompt: 16
+nemo-rl | use_cispo: true, ratio_clip_max: 4.0 | policy: cispo, policy.clip_high: 4.0
+nemo-rl | sequence_level_importance_ratios: true, token_level_loss: false, ratio_clip_max: 0.0004 | \
+policy: gspo, denominator: seq-mean-token-mean, policy.clip_high: 0.0004
+nemo-rl | force_on_policy_ratio: true | old_logprobs: policy itself
+nemo-rl | kl_input_clamp_value: null | KL.log_ratio_clamp: null, KL.value_clamp: 10.0
+nemo-rl | reference_policy_kl_penalty: 0 | KL: null
+nemo-rl | use_on_policy_kl_approximation: true | KL.old_logprobs: rollout engine
+nemo-rl | use_importance_sampling_correction: true | rollout correction: tis
+nemo-rl | use_importance_sampling_correction: true, truncated_importance_sampling_type: icepop, \
+truncated_importance_sampling_ratio: 5.0, truncated_importance_sampling_ratio_min: 0.5 | \
+rollout correction: mis, rollout correction.low: 0.5, rollout correction.high: 5.0
+slime | | policy: grpo, policy.clip_low: 0.2, denominator: seq-mean-token-mean, KL: null
+slime | | advantage: grpo, advantage.eps: 0.000001, completions per prompt: 1
+slime | eps_clip: 0.1 | policy.clip_low: 0.1, policy.clip_high: 0.1
+slime | eps_clip: 0.1, eps_clip_high: 0.3 | policy.clip_low: 0.1, policy.clip_high: 0.3
+slime | kl_loss_coef: 0.1 | KL: null
+slime | use_kl_loss: true, kl_loss_coef: 0.1 | KL: k1, KL.weight: 0.1
+slime | use_kl_loss: true, kl_loss_coef: 0.1, kl_loss_type: low_var_kl, use_unbiased_kl: true | \
+KL: k3_corrected, KL.value_clamp: 10.0, KL.old_logprobs: trainer
+slime | calculate_per_token_loss: true | denominator: token-mean
+slime | use_opsm: true | policy: opsm, policy.threshold: 0.0001, rollout_logprobs: trainer
+slime | use_tis: true, custom_tis_function_path: {ICEPOP}, tis_clip: 5.0 | rollout correction: mis, \
+rollout correction.high: 5.0
+slime | disable_grpo_std_normalization: true | advantage: dr_grpo
+slime | use_rollout_logprobs: true | old_logprobs: rollout engine
+"""
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("framework", "options", "said"), READ)
-def test_a_config_is_what_its_options_say(framework: str, options: str, said: str) -> None:
-    objective, facts = read(framework, **yaml.safe_load(f"{{{options}}}")), yaml.safe_load(f"{{{said}}}")
+@pytest.mark.parametrize("line", READ.strip().splitlines())
+def test_a_config_is_what_its_options_say(line: str) -> None:
+    framework, *tables = line.split(" |")
+    options, facts = (yaml.safe_load(f"{{{table}}}") for table in tables)
+    objective = read(framework, **options)
     found = objective.facts()
     assert {name: found.get(name) for name in facts} == facts
     again = migrate(objective, framework)  # what is written reads as the same
@@ -100,19 +86,17 @@ def test_defaults_and_interpolations_of_nemo_rl_are_read(tmp_path: Path) -> None
     (tmp_path / "over.yaml").write_text(
         "defaults: base.yaml\nloss_fn: {_override_: true, ratio_clip_max: 0.3}\n"
     )
-    merged = ByTable(NEMO_RL).merged_config
-    table = merged([tmp_path / "child.yaml"], ["grpo.num_generations_per_prompt=6"])
-    facts = resolve("nemo-rl", table).required().facts()
-    assert facts["policy.clip_high"] == 0.3 and facts["policy.dual_clip"] == 10
-    assert facts["advantage"] == "rloo" and facts["completions per prompt"] == 6 and facts["KL"] is None
-    facts = resolve("nemo-rl", merged([tmp_path / "over.yaml"], [])).required().facts()
-    assert facts["policy.dual_clip"] is None and facts["KL.weight"] == 0.01
-    facts = (
-        resolve("nemo-rl", merged([tmp_path / "child.yaml"], ["grpo.normalize_rewards=true"]))
-        .required()
-        .facts()
-    )
-    assert facts["advantage"] == "grpo_leave_one_out"
+
+    def facts(file: str, *overrides: str) -> dict[str, Any]:
+        table = ByTable(NEMO_RL).merged_config([tmp_path / file], [*overrides])
+        return resolve("nemo-rl", table).required().facts()
+
+    found = facts("child.yaml", "grpo.num_generations_per_prompt=6")
+    assert found["policy.clip_high"] == 0.3 and found["policy.dual_clip"] == 10
+    assert found["advantage"] == "rloo" and found["completions per prompt"] == 6 and found["KL"] is None
+    found = facts("over.yaml")
+    assert found["policy.dual_clip"] is None and found["KL.weight"] == 0.01
+    assert facts("child.yaml", "grpo.normalize_rewards=true")["advantage"] == "grpo_leave_one_out"
 
 
 def test_an_advantage_that_no_row_is_is_named() -> None:

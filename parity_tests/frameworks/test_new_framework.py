@@ -12,17 +12,14 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from typer.testing import CliRunner
 
 from composer_plugins.calling_convention import Counts
-from composer_plugins.cli import app
 from composer_plugins.frameworks.registry import frameworks
 from composer_plugins.losses.registry import registry
 from docs.generator import names
+from parity_tests.rigs.commands import invoke
 from parity_tests.rigs.made_up.loss import Loss
-from parity_tests.rigs.paths import TESTS
 
-MADE_UP = TESTS / "rigs" / "made_up"
 OPTIONS = {"loss": "surrogate", "upper": 1.28, "leash": 0.01, "leash_kind": "first", "tries": 4}
 MINE = """
 from composer_plugins.kernels.masking import safe_exp
@@ -56,7 +53,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def run(*words: str | Path) -> tuple[int, str]:
     """The status and the output of `composer-plugins` with these words."""
-    done = CliRunner().invoke(app, [*map(str, words)])
+    done = invoke(*map(str, words))
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         return 2, str(done.exception)
     return done.exit_code, done.output

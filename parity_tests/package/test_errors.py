@@ -1,15 +1,12 @@
 """Errors and findings: a key, a problem and a remedy, the same for a doctor, a trainer and a test."""
 
-import ast
 import pickle
 import warnings
 
 import pytest
 
 from composer_plugins.errors import ComposerWarning, ConfigError, DataError, Finding, enforce, unknown
-from parity_tests.rigs.paths import ROOT
 
-FOLDERS = ("composer_plugins", "adapters", "recipes")
 ERROR = ConfigError("policy", "it is 3", "set a name")
 
 
@@ -59,31 +56,3 @@ def test_an_unknown_name_is_answered_with_the_nearest_or_with_all(name: str, rem
 def test_no_name_at_all_is_answered_with_the_known_ones() -> None:
     error = unknown("mode", " ", KNOWN)
     assert error.problem == "no mode is given" and error.remedy.startswith("known: dppo_kl, ")
-
-
-CALLS = ("ConfigError", "DataError", "ComposerError", "Finding")
-
-
-def literal(node: ast.AST) -> str:
-    """The text of a string or of an f-string, whose values stand as {}."""
-    if isinstance(node, ast.JoinedStr):
-        return "".join(map(literal, node.values))
-    return str(node.value) if isinstance(node, ast.Constant) else "{}"
-
-
-def test_every_error_and_finding_has_a_problem_and_a_remedy() -> None:
-    """A "; " stands only between the two, and there is no full stop at the end."""
-    files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-    calls = [
-        (f"{path.relative_to(ROOT)}:{node.lineno}", node)
-        for path in files
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in CALLS
-    ]
-    for where, call in calls:
-        if not any(isinstance(one, ast.Starred) for one in call.args):  # a finding of another interpreter
-            parts = [literal(part) for part in (*call.args, *(word.value for word in call.keywords))]
-            *_, problem, remedy = parts
-            assert all(parts) and "; " not in problem, where
-            assert not problem.endswith(".") and not remedy.removesuffix("...").endswith("."), where
-    assert len(calls) > 100

@@ -21,9 +21,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(built(tmp_path_factory.mktemp("dist")))
 
 
-def test_wheel_installs_one_import_name(wheel: zipfile.ZipFile) -> None:
-    top = {name.split("/")[0] for name in wheel.namelist()}
+def test_wheel_installs_one_import_name_with_licence_and_typing_marker(wheel: zipfile.ZipFile) -> None:
+    names = wheel.namelist()
+    top = {name.split("/")[0] for name in names}
     assert {name for name in top if not name.endswith(".dist-info")} == {"composer_plugins"}
+    assert "composer_plugins/py.typed" in names
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
 @pytest.mark.parametrize("folder", ("composer_plugins", *FOLDERS))
@@ -34,12 +37,6 @@ def test_wheel_carries_every_source_file(wheel: zipfile.ZipFile, folder: str) ->
     expected = {f"composer_plugins/{name}" for name in inside}
     assert expected, f"{folder}/ has no source file"
     assert not expected - {*wheel.namelist()}, "add the folder to `packages` in pyproject.toml"
-
-
-def test_wheel_carries_the_licence_and_the_typing_marker(wheel: zipfile.ZipFile) -> None:
-    names = wheel.namelist()
-    assert "composer_plugins/py.typed" in names
-    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
 def test_the_build_writes_the_names_of_all_kernels_for_type_checkers(wheel: zipfile.ZipFile) -> None:

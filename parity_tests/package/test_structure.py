@@ -1,4 +1,4 @@
-"""One home for each thing: findings, the call of a chosen kernel, the internals of a framework."""
+"""One home for each thing: findings, the choice and the call of a kernel, the internals of a framework."""
 
 import ast
 from collections.abc import Iterator
@@ -15,6 +15,8 @@ TREES = {
 }
 ADAPTERS = {"/".join(file.split("/")[:2]) for file in TREES if file.startswith("adapters/")}
 
+CONSTRUCTED = ("ConfigError", "DataError", "ComposerError", "Finding")
+MOST_ERRORS = 530  # places that make one: a bound that may only fall
 KERNEL_USERS = {
     "composer_plugins/losses/row.py",  # the defaults
     "composer_plugins/losses/calling.py",
@@ -39,6 +41,32 @@ def test_there_is_one_class_of_findings() -> None:
 def test_a_chosen_kernel_is_called_in_one_place() -> None:
     users = {file for file, node in nodes(ast.Attribute) if node.attr == "kernel"}
     assert {file for file in users if not file.startswith("composer_plugins/testing/")} == KERNEL_USERS
+
+
+def test_a_loss_is_chosen_in_one_module() -> None:
+    choosers = ("choose_policy", "choose_advantage")
+    chosen = {file for file, node in nodes(ast.Attribute) if node.attr in choosers}
+    assert chosen - {"composer_plugins/config.py"} == {"composer_plugins/objective/asking.py"}
+
+
+def literal(node: ast.AST) -> str:
+    """The text of a string or of an f-string, whose values stand as {}."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(literal, node.values))
+    return str(node.value) if isinstance(node, ast.Constant) else "{}"
+
+
+def test_every_error_and_finding_has_a_problem_and_a_remedy() -> None:
+    """A "; " stands only between the two, and there is no full stop at the end."""
+    calls = [(file, node) for file, node in nodes(ast.Call) if getattr(node.func, "id", "") in CONSTRUCTED]
+    for file, call in calls:
+        if not any(isinstance(one, ast.Starred) for one in call.args):  # a finding of another interpreter
+            parts = [literal(part) for part in (*call.args, *(word.value for word in call.keywords))]
+            *_, problem, remedy = parts
+            where = f"{file}:{call.lineno}"
+            assert all(parts) and "; " not in problem, where
+            assert not problem.endswith(".") and not remedy.removesuffix("...").endswith("."), where
+    assert 100 < len(calls) <= MOST_ERRORS
 
 
 def private_names(folder: str) -> Iterator[tuple[str, int, str, bool]]:

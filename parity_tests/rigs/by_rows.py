@@ -46,9 +46,8 @@ def completion(inputs: dict[str, Any], row: int) -> Tensor:
 def logits(model: Any, inputs: dict[str, Any], row: int, prompt: str = "prompt") -> Tensor:
     """A model's logits of a row's completion after its prompt, or after its "hint_prompt"."""
     ids = completion(inputs, row)
-    found: Tensor = model(torch.cat([_unpadded(inputs, row, prompt), ids])[None]).logits[
-        0, -len(ids) - 1 : -1
-    ]
+    both = torch.cat([_unpadded(inputs, row, prompt), ids])
+    found: Tensor = model(both[None]).logits[0, -len(ids) - 1 : -1]
     return found
 
 

@@ -8,14 +8,13 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, reject, settings
-from typer.testing import CliRunner
 
-from composer_plugins.cli import app
 from composer_plugins.conformance.claims import VALUE, Claim
 from composer_plugins.frameworks.contract import Framework, Sets
 from composer_plugins.losses.row import Kind
 from composer_plugins.testing.draws import Draw, Refused
 from composer_plugins.testing.strategies import ByHypothesis
+from parity_tests.rigs.commands import invoke
 
 
 def proves(claims: Iterable[Claim], *, examples: int = 40) -> Callable[[Any], Any]:
@@ -55,7 +54,7 @@ def could_fail(claim: Claim, what: str = VALUE) -> bool:
 def conform(framework: str, *losses: str) -> tuple[int, dict[str, str]]:
     """The status of `conform` for these losses, and the result by the upstream's name."""
     chosen = [word for loss in losses for word in ("--loss", loss)]
-    done = CliRunner().invoke(app, ["conform", framework, *chosen, "--json"])
+    done = invoke("conform", framework, *chosen, "--json")
     (found,) = json.loads(done.stdout)
     return done.exit_code, {row["upstream"]: row["status"] for row in found["rows"]}
 

@@ -2,8 +2,9 @@
 
     python -m parity_tests.rigs.first_step      (session smollm; writes recipes/smollm/first_step.json)
 
-The replies are drawn from the model once. The numbers are those of the formulas below in float64, and the
-distance of the same formulas in float32 says how exact a framework in float32 can be:
+The replies were sampled from the model once, groups in which some are right and some are not. The numbers are
+those of the formulas below in float64, and the distance of the same formulas in float32 says how exact a
+framework in float32 can be:
 
     L = sum_{i,t} c_i ( -A_i exp(log pi - sg(log pi)) + w (log pi - log T)^2 / 2 )
 
@@ -128,24 +129,6 @@ def norm_of_gradient(model: Any) -> float:
     return float(torch.nn.utils.get_total_norm(gradients))
 
 
-def draw(loaded: Any, task: Any, settings: Any) -> list[Reply]:
-    """Sample replies to the task's questions; the first groups in which some are right and some are not."""
-    from composer_plugins.recipes.smollm.asking import prompt_with_answer, subject_of
-
-    torch.manual_seed(0)
-    made, found = subject_of(loaded, task, task.rows, settings), list[Reply]()
-    for number, row in enumerate(task.rows):
-        plain, hinted = (made.encode([prompt])[0] for prompt in (row["prompt"], prompt_with_answer(row)))
-        drawn = made.completions([plain] * SIZE, sampled=True)
-        rewards = made.rewarded([row] * SIZE, drawn)
-        if 0 < sum(rewards) < SIZE:
-            both = zip(drawn, rewards, strict=True)
-            found += [Reply(number, plain, hinted, tokens, reward) for tokens, reward in both]
-        if len(found) == GROUPS * SIZE:
-            return found
-    raise AssertionError("too few questions have right and wrong replies")
-
-
 def lines(content: dict[str, Any]) -> str:
     """JSON with a line for each key, and for each entry of a list or table in it."""
     parts = []
@@ -160,19 +143,15 @@ def lines(content: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Draw the replies, compute the numbers, write the file."""
+    """Compute the numbers of the recorded replies, write the file."""
     from importlib.metadata import version
 
-    from composer_plugins.recipes.smollm.asking import Settings
     from composer_plugins.recipes.smollm.model import load
-    from composer_plugins.recipes.smollm.tasks import ARITHMETIC, make_task
 
-    loaded = load(None, "cpu")
-    loaded.model.eval()
-    of = draw(loaded, make_task(ARITHMETIC), Settings(max_completion_length=LENGTH))
-    single = {name: computed(loaded.model, of, one) for name, one in OBJECTIVES.items()}
-    loaded.model.double()
-    double = {name: computed(loaded.model, of, one) for name, one in OBJECTIVES.items()}
+    model, of = load(None, "cpu").model.eval(), replies()
+    single = {name: computed(model, of, one) for name, one in OBJECTIVES.items()}
+    model.double()
+    double = {name: computed(model, of, one) for name, one in OBJECTIVES.items()}
     content = {
         "provenance": {
             "what": __doc__.splitlines()[0],

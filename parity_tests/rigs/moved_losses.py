@@ -130,7 +130,9 @@ class Trained(NamedTuple):
 
 def of_paper(name: str) -> tuple[Objective, Trained]:
     """A loss with the denominator, the advantage and the old policy of its paper."""
-    policy = choose("policy", name, LOSSES.get(name) or _required(name) | WIDE.get(name, {}))
+    loss = of_kind(losses(), "policy")[name]
+    required = {key: loss.parameters[key].example for key, x in loss.defaults.items() if x is REQUIRED}
+    policy = choose("policy", name, LOSSES.get(name) or required | WIDE.get(name, {}))
     own = Advantage(policy.loss.advantage) if policy.loss.advantage else Advantage("grpo", 1, 1e-6)
     old, rollout = behaviours(policy, "trainer", "rollout engine")
     objective = Objective(
@@ -143,12 +145,6 @@ def of_paper(name: str) -> tuple[Objective, Trained]:
         group_size=GROUP_SIZE,
     )
     return objective, Trained(policy.mode, own, old, GROUP_SIZE)
-
-
-def _required(name: str) -> dict[str, Any]:
-    """An example of each parameter that has no default."""
-    loss = of_kind(losses(), "policy")[name]
-    return {key: loss.parameters[key].example for key, x in loss.defaults.items() if x is REQUIRED}
 
 
 def trained(framework: str, table: Mapping[str, Any]) -> Objective:

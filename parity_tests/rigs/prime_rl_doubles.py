@@ -37,20 +37,18 @@ def sample(seed: int, length: int, *, reference: bool = False, weights: bool = F
         return -0.05 - 3 * torch.rand(length, generator=g, dtype=torch.float64)
 
     policy = logprobs()
+    rollout = policy + 0.3 * torch.randn(length, generator=g, dtype=torch.float64)
     drawn = {
         "trainer_logprobs": policy,
-        "inference_logprobs": (policy + 0.3 * torch.randn(length, generator=g, dtype=torch.float64)).clamp(
-            max=0
-        ),
+        "inference_logprobs": rollout.clamp(max=0),
         "advantages": torch.randn(1, generator=g, dtype=torch.float64).expand(length),
         "loss_mask": torch.arange(length) >= length // 3,
     }
     if reference:
         drawn["reference"] = logprobs()
     if weights:
-        drawn["weights"] = torch.tensor([0.0, 0.5, 1.0, 2.0], dtype=torch.float64)[
-            torch.randint(0, 4, (length,), generator=g)
-        ]
+        several = torch.tensor([0.0, 0.5, 1.0, 2.0], dtype=torch.float64)
+        drawn["weights"] = several[torch.randint(0, 4, (length,), generator=g)]
     return drawn
 
 

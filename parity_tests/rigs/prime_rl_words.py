@@ -13,21 +13,9 @@ INPUTS = {case["id"]: case for case in golden.load("prime_rl/inputs")}
 SCORED = {"ce", "sft"}  # cross-entropy is REINFORCE with an advantage of 1
 
 # What an upstream option is called here; "ipo_threshold" is both bounds.
-OURS = {
-    "dppo_mask_low": "tv_low",
-    "dppo_mask_high": "tv_high",
-    "ipo_mask_low": "tv_low",
-    "ipo_mask_high": "tv_high",
-    "token_mask_low": "token_low",
-    "token_mask_high": "token_high",
-    "geo_mask_low": "geo_low",
-    "geo_mask_high": "geo_high",
-    "sequence_mask_low": "sequence_low",
-    "sequence_mask_high": "sequence_high",
-    "ratio_type": "level",
-    "adv_tau": "adv_tau",
-    "kl_tau": "kl_tau",
-}
+MASKS = {"dppo": "tv", "ipo": "tv", "token": "token", "geo": "geo", "sequence": "sequence"}
+OURS = {f"{theirs}_mask_{end}": f"{ours}_{end}" for theirs, ours in MASKS.items() for end in ("low", "high")}
+OURS |= {"ratio_type": "level", "adv_tau": "adv_tau", "kl_tau": "kl_tau"}
 
 # By version and function: the dialect that is meant to be it.
 DIALECTS = {

@@ -85,14 +85,12 @@ def batch(seed: int = 0) -> tuple[Tensor, dict[str, Any]]:
 
 def reducer(given: dict[str, Any], per_token: bool = False) -> Callable[[Tensor], Tensor]:
     """slime's get_sum_of_sample_mean on one rank."""
+    lengths, masks, sums = (given[name] for name in ("response_lengths", "loss_masks", "rollout_mask_sums"))
 
     def reduce(x: Tensor) -> Tensor:
-        parts = zip(
-            x.split(given["response_lengths"]), given["loss_masks"], given["rollout_mask_sums"], strict=True
-        )
-        return torch.stack(
-            [(one * m).sum() / (1 if per_token else n.clamp(min=1)) for one, m, n in parts]
-        ).sum()
+        rows = zip(x.split(lengths), masks, sums, strict=True)
+        means = [(one * m).sum() / (1 if per_token else n.clamp(min=1)) for one, m, n in rows]
+        return torch.stack(means).sum()
 
     return reduce
 

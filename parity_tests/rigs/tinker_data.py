@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,20 +11,14 @@ from torch import Tensor
 from composer_plugins.adapters.tinker_loss import mark_pairs
 from composer_plugins.frameworks.tinker import TINKER
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import Loss
+from composer_plugins.losses.row import REQUIRED, Loss
 
 POLICIES = [one for one in losses() if one.kind == "policy" and TINKER.runs(one)]
 
 
-class Numbers:
+def numbers(tensor: Tensor) -> Any:
     """A TensorData that keeps float64."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-    def to_torch(self) -> Tensor:
-        """The tensor."""
-        return self.tensor
+    return SimpleNamespace(to_torch=lambda: tensor)
 
 
 class Input:
@@ -50,7 +45,7 @@ class Datum:
     loss_fn_inputs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        wrapped = {k: Numbers(x) if isinstance(x, Tensor) else x for k, x in self.loss_fn_inputs.items()}
+        wrapped = {k: numbers(x) if isinstance(x, Tensor) else x for k, x in self.loss_fn_inputs.items()}
         object.__setattr__(self, "loss_fn_inputs", wrapped)
 
 
@@ -146,8 +141,7 @@ def paired(
 
 def options_of(loss: Loss) -> dict[str, Any]:
     """What a policy loss needs beside its name."""
-    needed = {name: one.example for name, one in loss.parameters.items() if one.example is not None}
-    required = {name: x for name, x in needed.items() if repr(loss.defaults[name]) == "required"}
+    required = {name: loss.parameters[name].example for name, x in loss.defaults.items() if x is REQUIRED}
     found: dict[str, Any] = {"policy": loss.name, "policy_params": required}
     if loss.mode == "seq-mean-token-sum-norm":
         found["max_length"] = 6.0

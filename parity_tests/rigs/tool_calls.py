@@ -128,7 +128,12 @@ class Plain:
             Whether it is right.
         """
         self._guesses.append(number)
+        if number != 3:
+            self._missed()
         return "right" if number == 3 else "too high"
+
+    def _missed(self) -> None:
+        """What follows a wrong guess."""
 
     def get_reward(self) -> float:
         """The fraction of right guesses."""
@@ -151,15 +156,7 @@ class Hinting(Plain):
         self.privileged_context = None
         return super().reset(**row)
 
-    def guess(self, number: int) -> str:
-        """Guess the number.
-
-        Args:
-            number: a number from 0 to 9
-
-        Returns:
-            Whether it is right.
-        """
-        if number != 3 and self._hints:
+    def _missed(self) -> None:
+        """Give the hint."""
+        if self._hints:
             self.privileged_context, self.hint_turn = HINT, self.turn
-        return super().guess(number)

@@ -52,7 +52,7 @@ def drawn(lengths: list[tuple[int, int]], seed: int = 0) -> Drawn:
         [torch.randint(VOCABULARY, (n,), generator=g) for n in side] for side in zip(*lengths, strict=True)
     )
     logits = [normal(g, p + r, VOCABULARY) for p, r in lengths]
-    logprobs = [response_logprobs(x, p, r) for x, p, r in zip(logits, prompts, responses, strict=True)]
+    logprobs = logprobs_of_responses(Drawn(prompts, responses, logits, {}))
     masks = [(torch.rand(r, generator=g) < 0.8).long() for _, r in lengths]
     fields = {
         "response_mask": masks,
@@ -63,16 +63,10 @@ def drawn(lengths: list[tuple[int, int]], seed: int = 0) -> Drawn:
     return Drawn(prompts, responses, logits, fields)
 
 
-def response_logprobs(logits: Tensor, prompt: Tensor, response: Tensor) -> Tensor:
-    """Log-probabilities of the response's tokens."""
-    rows = logits[len(prompt) - 1 : len(prompt) + len(response) - 1]
-    return gathered(rows, response)
-
-
-def logprobs_of_responses(rows: Drawn, logits: list[Tensor] | None = None) -> list[Tensor]:
-    """Log-probabilities of the responses' tokens, of other logits where they are given."""
-    given = zip(logits or rows.logits, rows.prompts, rows.responses, strict=True)
-    return [response_logprobs(*row) for row in given]
+def logprobs_of_responses(rows: Drawn) -> list[Tensor]:
+    """Log-probabilities of the responses' tokens."""
+    given = zip(rows.logits, rows.prompts, rows.responses, strict=True)
+    return [gathered(x[len(p) - 1 : -1], r) for x, p, r in given]
 
 
 def called(
@@ -156,9 +150,8 @@ def flat(rows: Drawn, name: str) -> Tensor:
 
 def response_logits(rows: Drawn) -> Tensor:
     """The logits that predict a response's tokens."""
-    return torch.cat(
-        [x[len(p) - 1 : -1] for x, p in zip(rows.logits, rows.prompts, strict=True)]
-    ).requires_grad_()
+    cut = [x[len(p) - 1 : -1] for x, p in zip(rows.logits, rows.prompts, strict=True)]
+    return torch.cat(cut).requires_grad_()
 
 
 def of_responses(rows: Drawn, gradients: list[Tensor]) -> Tensor:

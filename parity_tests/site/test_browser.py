@@ -25,6 +25,8 @@ WIDE_TABLES = """[...document.querySelectorAll(".md-typeset__scrollwrap")]
     .filter(one => one.scrollWidth > one.clientWidth + 1)
     .map(one => one.querySelector("th")?.textContent)"""
 
+HAS_FONT = "[...document.fonts].some(f => f.family.includes('STIX') && f.status == 'loaded')"
+
 
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -51,13 +53,10 @@ def test_pages_load_without_errors_or_requests_and_fit(
             wide.append(f"{name}: the tables {tables}")
         if tab.locator("math").count():
             tab.evaluate("document.fonts.ready")
-            if not tab.evaluate(
-                "[...document.fonts].some(f => f.family.includes('STIX') && f.status == 'loaded')"
-            ):
+            if not tab.evaluate(HAS_FONT):
                 unformatted.append(name)
-        assert tab.evaluate("document.body.dataset.mdColorScheme") == {"light": "default"}.get(
-            scheme, "slate"
-        )
+        palette = "default" if scheme == "light" else "slate"
+        assert tab.evaluate("document.body.dataset.mdColorScheme") == palette
     context.close()
     assert not errors, "\n".join(errors[:10])
     assert not wide, "\n".join(wide)
@@ -66,19 +65,11 @@ def test_pages_load_without_errors_or_requests_and_fit(
     assert not outside, outside
 
 
-def test_home_is_one_screen(site: Path, browser: Any) -> None:
+def test_home_is_one_screen_and_search_finds_a_loss_by_a_function_of_verl(site: Path, browser: Any) -> None:
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     tab = context.new_page()
     tab.goto((site / "index.html").as_uri())
-    bottom = tab.locator("article").evaluate("article => article.getBoundingClientRect().bottom")
-    context.close()
-    assert bottom <= 900
-
-
-def test_search_finds_a_loss_by_the_name_of_a_function_of_verl(site: Path, browser: Any) -> None:
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    tab = context.new_page()
-    tab.goto((site / "index.html").as_uri())
+    assert tab.locator("article").evaluate("article => article.getBoundingClientRect().bottom") <= 900
     tab.locator("input.md-search__input").click()
     tab.locator("input.md-search__input").type("compute_policy_loss_geo_mean", delay=5)
     tab.wait_for_selector("a.md-search-result__link", timeout=60_000)

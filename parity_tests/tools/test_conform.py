@@ -14,12 +14,12 @@ from composer_plugins.conformance import suites
 from composer_plugins.conformance.claims import GRADIENT, Absent, Claim, Compared, Place
 from composer_plugins.conformance.prime_rl_claims.suite import version_of
 from composer_plugins.conformance.running import Suite
+from composer_plugins.conformance.stubs import variable
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.contract import Framework
 from composer_plugins.frameworks.trl import TRL
 from composer_plugins.testing.assertions import tolerance
 from composer_plugins.testing.draws import Draw, assume
-from parity_tests.rigs import installed
 from parity_tests.rigs.commands import invoke
 
 ONE = torch.ones(3, dtype=torch.float64)
@@ -218,20 +218,16 @@ def test_nan_is_equal_to_nan_alone_and_a_shape_to_itself() -> None:
         assert Compared(ours, theirs, 3).error.found == torch.inf
 
 
-def test_a_checkout_has_the_version_of_its_tag_and_else_says_that_it_has_none(tmp_path: Path) -> None:
+def test_no_checkout_and_a_folder_that_is_none_are_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(variable("prime-rl"), raising=False)
+    done = invoke("conform", "prime-rl")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("no checkout of PRIME-RL is given: git clone https://")
     assert version_of(tmp_path) == "without git"
-
-
-def test_a_folder_that_is_no_checkout_of_prime_rl_is_an_error(tmp_path: Path) -> None:
     done = invoke("conform", "prime-rl", "--source", str(tmp_path))
     assert done.exit_code == 2 and "is not a checkout of PRIME-RL" in done.stderr
-
-
-def test_the_wheel_runs_where_the_checkout_is_not(tmp_path: Path) -> None:
-    """The claims import nothing of parity_tests (package/test_imports.py), which a wheel has not."""
-    done = installed.run(installed.unpacked(tmp_path), "conform", "prime-rl")
-    assert (done.returncode, done.stdout) == (2, ""), done.stdout + done.stderr
-    assert done.stderr.startswith("no checkout of PRIME-RL is given: git clone https://")
 
 
 def test_a_framework_that_cannot_be_imported_is_an_error_that_says_why(

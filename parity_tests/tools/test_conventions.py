@@ -395,7 +395,6 @@ PLANTED: dict[str, list[tuple[Loss, str, str]]] = {
     "prime-rl": [
         (prime_rl(reduce=Tensor.mean), CUT, "micro-batches of 4 rows"),
         (prime_rl(centred), MASKED, "masked tokens of advantages"),
-        (prime_rl(WITH["multiplies_with_the_mask"]), NAN_MASKED, "masked tokens of inference_logprobs"),
         (prime_rl(result=lambda loss, _: loss), FIRST, "returned Tensor, and not LossOutputs"),
         (prime_rl(result=lambda loss, _: SimpleNamespace(loss=loss, metrics={"kl": 0.1})), FIRST,
          "the metric 'kl' is float, and not a tensor of floating point"),
@@ -419,7 +418,6 @@ PLANTED: dict[str, list[tuple[Loss, str, str]]] = {
     "slime": [
         (slime(reduce=lambda loss, mean: loss.mean()), CUT, "micro-batches of 4 rows"),
         (slime(WITH["lets_the_ratio_overflow"]), FAR, "90 nats"),
-        (slime(WITH["has_the_wrong_sign"]), SIGN, "and with its negative by"),
         (slime(result=lambda loss: loss), FIRST, "returned Tensor, and not (loss, metrics)"),
         (slime(result=lambda loss: (loss, {"loss": loss})), FIRST, "the metric 'loss' is of the shape"),
     ],

@@ -30,9 +30,8 @@ def run(*command: object, cwd: Path) -> str:
 def test_every_name_is_replaced(tmp_path: Path) -> None:
     assert make("Tiny-Steps", "--folder", str(tmp_path / "new")).exit_code == 0
     made = [path for path in (tmp_path / "new").rglob("*") if path.is_file()]
-    assert {"pyproject.toml", "README.md", "kernels.py", "plugin.py", "test_tiny_steps.py"} <= {
-        path.name for path in made
-    }
+    wanted = {"pyproject.toml", "README.md", "kernels.py", "plugin.py", "test_tiny_steps.py"}
+    assert wanted <= {path.name for path in made}
     assert not [path for path in made if "my_losses" in path.read_text() or "my-losses" in path.read_text()]
     project = (tmp_path / "new" / "pyproject.toml").read_text()
     assert 'name = "Tiny-Steps"' in project and 'tiny_steps = "tiny_steps.plugin"' in project

@@ -5,7 +5,7 @@
 `prime_rl.trainer.rl.train.train()` runs as it stands: its FSDP2 over gloo (one rank), its fused LM head,
 `compute_loss`, AdamW and metrics file. Replaced are, at the edges only:
 
-- packages that a step never calls, when they are not installed (`absent.py`);
+- packages that a step never calls, when they are not installed (`trainer.py`);
 - the device: "cuda" means the CPU, and gloo takes the place of NCCL (`device.py`);
 - the data: the fake loader's random numbers become possible ones, packed, masked and padded (`inputs.py`);
 - torchtitan's gradient clipping by torch's, and, before v0.8, the metrics file, which it had not yet.
