@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import openai
 
 from composer_plugins.errors import ConfigError, in_a_line
-from composer_plugins.recipes.trace_replay import asking
-from composer_plugins.recipes.trace_replay.asking import Body, Unusable
+from composer_plugins.recipes.trace_replay import request
 from composer_plugins.recipes.trace_replay.journal import Answer, Failure, Journal, Row
+from composer_plugins.recipes.trace_replay.request import Body, Unusable
 from composer_plugins.recipes.trace_replay.states import State, canonical
 from composer_plugins.recipes.trace_replay.teachers import Teacher, check_teachers
 
@@ -83,8 +83,8 @@ async def replay(
     answered, failed = {answer.row for answer in journal.answers()}, journal.failed()
     jobs = (_job(row, *task, failed[row]) for row, task in wanted.items() if row not in answered)
     summary = Summary(total=len(wanted), answered_before=len(wanted.keys() & answered))
-    async with asking.Client() as http:
-        clients = {teacher.name: asking.client_of(teacher, http) for teacher in teachers}
+    async with request.Client() as http:
+        clients = {teacher.name: request.client_of(teacher, http) for teacher in teachers}
         run = _Run(journal, clients, max_usd, on_progress, summary)
         run.report()
         try:
@@ -99,8 +99,8 @@ async def replay(
 
 
 def _job(row: Row, state: State, teacher: Teacher, failed: int) -> _Job:
-    body = asking.chat_body(state, teacher)
-    return _Job(row, teacher, body, idempotency_key(row, failed, body), asking.most_usd(teacher, body))
+    body = request.chat_body(state, teacher)
+    return _Job(row, teacher, body, idempotency_key(row, failed, body), request.most_usd(teacher, body))
 
 
 def idempotency_key(row: Row, failed: int, body: Body) -> str:
@@ -166,9 +166,9 @@ class _Run:
         """Send a request, and record its answer or the reason why there is none."""
         teacher = job.teacher
         try:
-            text = await asking.post(self.clients[teacher.name], job.body, job.key)
+            text = await request.post(self.clients[teacher.name], job.body, job.key)
         except openai.APIStatusError as error:
-            reason = f"status {error.status_code}: {asking.shown(error.response.text)}"
+            reason = f"status {error.status_code}: {request.shown(error.response.text)}"
             self.fail(job, reason, usd=0.0)  # a refused request costs nothing
             if error.status_code in WRONG_ENTRY:
                 problem = f"{teacher.base_url} answers for the model {teacher.model!r} with {reason}"
@@ -179,7 +179,7 @@ class _Run:
             reason = f"no connection to {teacher.base_url} ({in_a_line(error.__cause__ or error)})"
             self.fail(job, reason, usd=0.0)
             self.count_silence(teacher, reason)
-        except asking.NoAnswer as error:
+        except request.NoAnswer as error:
             self.fail(job, str(error), usd=job.most_usd)
             self.count_silence(teacher, str(error))
         else:
@@ -190,13 +190,13 @@ class _Run:
         """Record an answer that has arrived, or why it cannot be used."""
         usd, tokens = job.most_usd, dict[str, Any]()
         try:
-            data = asking.read_answer(text)
-            if (usage := asking.read_usage(data)) is not None:
+            data = request.read_answer(text)
+            if (usage := request.read_usage(data)) is not None:
                 tokens = usage.model_dump()
                 usd = job.teacher.usd(**tokens)
             elif usd > 0:
                 self.summary.without_usage += 1
-            reply = asking.read_reply(data)
+            reply = request.read_reply(data)
         except Unusable as error:
             self.fail(job, str(error), usd=usd)
         else:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from composer_plugins.errors import ConfigError
-from composer_plugins.recipes.trace_replay import asking
-from composer_plugins.recipes.trace_replay.asking import Unusable, read_answer, read_reply
+from composer_plugins.recipes.trace_replay import request
 from composer_plugins.recipes.trace_replay.journal import Journal
 from composer_plugins.recipes.trace_replay.replay import MOST_IN_A_ROW, Summary, replay
+from composer_plugins.recipes.trace_replay.request import Unusable, read_answer, read_reply
 from parity_tests.rigs.replayed import FREE, a_state, a_teacher, echo, most_usd, replayed, usd_of
 from parity_tests.rigs.scripted_faults import FaultyTeachers
 
@@ -298,6 +298,6 @@ def test_an_answer_that_is_cut_off_or_refused_is_kept_with_its_reason() -> None:
 def test_the_most_a_request_can_cost_is_above_its_bytes() -> None:
     teacher, state = a_teacher("http://unused/v1"), a_state(1)
     messages = [{"role": "user", "content": "日本語" * 50}]
-    body = asking.chat_body(state, teacher) | {"messages": messages}
+    body = request.chat_body(state, teacher) | {"messages": messages}
     size = len(json.dumps(body["messages"], ensure_ascii=False).encode())
-    assert asking.most_usd(teacher, body) >= (size + asking.TEMPLATE_TOKENS) * 1e-6 + 50 * 4e-6
+    assert request.most_usd(teacher, body) >= (size + request.TEMPLATE_TOKENS) * 1e-6 + 50 * 4e-6

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from composer_plugins.errors import ConfigError
-from composer_plugins.recipes.trace_replay.asking import Client, client_of
+from composer_plugins.recipes.trace_replay.request import Client, client_of
 from composer_plugins.recipes.trace_replay.teachers import load_teachers
 from parity_tests.rigs.paths import ROOT
 
