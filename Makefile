@@ -3,8 +3,8 @@
 # Programs are started by `python -m`, because the first line of a script cannot name a long path.
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 NOX := .nox/.venv/bin/python -m nox
-INSTALLS := install-verl install-trl install-kernels
-GROUPS := test-verl test-trl test-kernels test-trl_versions
+INSTALLS := install-trl install-verl install-kernels
+GROUPS := test-trl test-kernels test-verl test-trl_versions
 RECIPES := test-monarch test-diloco test-openenv test-trace_replay
 TRLS := 1.9.0
 

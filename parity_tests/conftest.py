@@ -111,11 +111,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Check the annotations of tensors in the tests of the kernels, and with --all in the golden ones too.
+    """Check the annotations of tensors in the tests of the kernels, and in the golden ones, with --all.
 
     The checks of each call of a kernel are two thirds of the time of a property test.
     """
-    folders = ("kernels", "golden") if item.config.getoption("--all") else ("kernels",)
+    folders = ("kernels", "golden") if item.config.getoption("--all") else ()
     checked = any(TESTS / folder in item.path.parents for folder in folders)
     jaxtyping.config.update("jaxtyping_disable", not checked)
 

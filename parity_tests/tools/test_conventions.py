@@ -700,6 +700,7 @@ inert_sum | torch --only {OPTION} | 0 | 'c_clip': [None, 1.5] all give the same
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", IN_THE_WILD.strip().splitlines())
 def test_a_loss_in_the_wild(line: str) -> None:
     function, options, status, words = line.split(" | ")

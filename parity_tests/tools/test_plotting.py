@@ -34,6 +34,7 @@ def of(loss: Loss) -> Picture:
 # Every loss
 
 
+@pytest.mark.slow
 @each()
 def test_every_panel_has_finite_numbers_that_differ(row: Loss) -> None:
     picture = of(row)

@@ -29,7 +29,7 @@ print(json.dumps({n: [x.subject, *(y.check for y in x.having("failed"))] for n, 
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["0.8.0", INSTALLED])
 def test_verls_own_losses_have_no_false_alarm(version: str) -> None:
     done = start(["-c", OF_THE_WHEEL], wheel(version))
@@ -40,6 +40,7 @@ def test_verls_own_losses_have_no_false_alarm(version: str) -> None:
         assert f"as verl {version} calls it" in subject and {*failed} == WRONG.get(name, set()), name
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # in some modes, that another one belongs to the loss
 # Not grpo: verl's adapter warns of it once in a process, and test_mistakes.py expects that warning.
 @pytest.mark.parametrize("name", ["dapo", "cispo", "dppo_tv"])
@@ -94,5 +95,6 @@ def test_the_table_without_verl_has_the_values_of_verls_config(monkeypatch: pyte
         _ = ours.my_key
 
 
+@pytest.mark.slow
 def test_the_page_is_what_a_new_run_finds() -> None:
     part("docs/findings.md", "verl").check()

@@ -67,6 +67,7 @@ def test_composer_trains_in_the_legacy_trainer(trained: Trained) -> None:
     assert all(step[RATIO] > 0 for step in composers(done))
 
 
+@pytest.mark.slow
 def test_three_channels_train_with_a_frozen_teacher_of_k_entries_and_dpo(trained: Trained) -> None:
     done = finished(trained(*ALL))
     for step in done.metrics:
