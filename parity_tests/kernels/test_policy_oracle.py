@@ -686,7 +686,8 @@ def test_loss_gradient_and_metrics_equal_loops(
     compare(ours.loss, [piece.value for piece in flat], "value")
     compare(gradient, [piece.slope for piece in flat], "gradient")
     for metric, (value, where) in ours.metrics.items():
-        assert torch.equal(where, mask) and value[mask].isfinite().all() and not value.requires_grad, metric
+        assert torch.equal(where, mask) and value.shape == mask.shape and not value.requires_grad, metric
+        assert value[mask].isfinite().all(), metric
         logged = [piece.metrics for piece, kept in zip(flat, mask.flatten(), strict=True) if kept]
         if None not in logged:
             kept = [(piece.metrics or {}).get(metric, 0.0) for piece in flat]
