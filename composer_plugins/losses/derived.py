@@ -81,7 +81,10 @@ def function_of_import_path(path: str, option: str) -> Callable[..., Any]:
         raise
     except BaseException as error:  # of the module's own code: SystemExit, the Skipped of pytest.skip()
         problem = f"{path!r} cannot be imported: {in_a_line(error)}"
-        raise ConfigError(option, problem, f"make `import {module}` work where this runs") from None
+        remedy = f"make `import {module}` work where this runs"
+        if module.endswith(".py"):
+            remedy = f"write {module.removesuffix('.py').replace('/', '.')}:{function}"
+        raise ConfigError(option, problem, remedy) from None
     if not callable(kernel):
         functions = [name for name, member in vars(found).items() if inspect.isfunction(member)]
         nearest = near(function, functions)

@@ -75,7 +75,9 @@ def judge(facts: Mapping[str, Any], python: str) -> Iterator[Finding]:
     if run.at(Key.ACTOR) is None or run.at(Key.PROJECT) is None:
         check_schema(VERL, run.tree, "--framework")
         problem = "the config has nothing of verl's own"
-        yield Finding("error", "defaults", problem, "begin the file with defaults: [ppo_trainer, _self_]")
+        remedy = "begin the file with defaults: [ppo_trainer, _self_] and hydra: {searchpath: "
+        remedy += "[pkg://verl.trainer.config]}, where --config-path finds them"
+        yield Finding("error", "defaults", problem, remedy)
         return
     for finding in facts["findings"]:  # of checks.py, and of verl, in the interpreter that will train
         yield Finding(*finding)

@@ -226,7 +226,7 @@ def _nothing_of_ours(run: Run) -> Finding:
     if is_ours(run.loss):
         return NOT_OURS
     names = f"{Key.ESTIMATOR} is {run.estimator!r}, {Key.LOSS_MODE} is {run.loss!r}"
-    choose = f"set {Key.ESTIMATOR}=composer"
+    choose = f"set {Key.ESTIMATOR}=composer, {Key.LOSS_MODE}=composer, or both"
     if run.node(NODE):
         return Finding("error", NODE, f"it is set, and nothing reads it: {names}", f"{choose}, or remove it")
     return Finding("warning", Key.ESTIMATOR, f"verl trains with its own losses only: {names}", choose)
