@@ -10,7 +10,7 @@ from composer_plugins.errors import ConfigError, Finding, Findings, Severity
 from composer_plugins.frameworks.contract import NOTHING, Framework
 from composer_plugins.losses.choosing import Choice, find_one
 from composer_plugins.losses.row import Kind, Loss
-from composer_plugins.objective.options import as_keyword, not_read
+from composer_plugins.objective.options import as_keyword, not_read, pasted
 
 
 class Asked(NamedTuple):
@@ -90,10 +90,13 @@ def ask(
     params, asked = values.get(f"{kind}_params") or {}, None
     loss = named(values, kind) if moved else None  # it loads the rows of its kind
     if loss is not None and isinstance(params, Mapping):
-        theirs += not_read(framework, loss, params, moved, partial(write, f"{kind}_params"))
-        if theirs:  # what follows is found as if the line of the remedy were pasted
-            with suppress(ConfigError):
-                values[f"{kind}_params"] = {**framework.parameters(loss, moved), **params}
+        of_dialect: Mapping[str, Any] = NOTHING
+        with suppress(ConfigError):  # a dialect that does not exist, which the config refuses
+            of_dialect = find_one(values.get(kind, loss.name), kind).params
+        line = pasted(framework, loss, moved, params, of_dialect)
+        theirs += not_read(framework, loss, moved, line, partial(write, f"{kind}_params"))
+        # What follows is found as if the line of the remedy were pasted.
+        values |= {f"{kind}_params": line} if line else {}
     with found.collected():
         config = model.parse(values, framework_loss=framework_loss, unavailable=framework.unavailable)
         asked = _chosen(framework, config, kind, framework_loss)

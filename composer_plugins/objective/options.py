@@ -31,34 +31,58 @@ def given_options(options: Iterable[Option], value_of: Callable[[str, Any], Any]
     return given
 
 
+def pasted(
+    framework: Framework,
+    loss: Loss,
+    moved: Mapping[str, Any],
+    params: Mapping[str, Any],
+    of_dialect: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the parameters of a loss of ours that set what a framework's moved options set in its own loss.
+
+    `moved` has the options, by key, that are not at the default of the installed config class, with their
+    values. `params` are the parameters that the user has named, which count, and `of_dialect` those of the
+    dialect that the user has named.
+    """
+    values = dict[str, Any]()
+    for one in _own(framework, loss, moved):
+        with suppress(ConfigError):  # a value that the framework, or our loss, does not have either
+            values |= framework.parameters(loss, {one.key: moved[one.key]})
+    whole = {**of_dialect, **values, **params}
+    low, high = whole.get("clip_low"), whole.get("clip_high")
+    if values and low is not None and high is not None and low + high < 0:
+        values["clip_low"] = 1.0  # the dialect's lower bound is above this upper one, and here there is none
+    return {**values, **params} if values else {}
+
+
 def not_read(
     framework: Framework,
     loss: Loss,
-    params: Mapping[str, Any],
     moved: Mapping[str, Any],
+    line: Mapping[str, Any],
     write: Callable[[Mapping[str, Any]], str],
 ) -> Iterator[Finding]:
     """Yield one error for the framework's own options of a loss that are moved beside a loss of ours.
 
-    The parameters of our losses come from our options alone. `moved` has the options, by key, that are not at
-    the default of the installed config class, with their values. `params` are the parameters that the user
-    has named, and `write` makes of parameters the line that sets them here: the remedy has one that sets the
-    same numbers.
+    The parameters of our losses come from our options alone. `line` are those that set the same numbers
+    (`pasted`), and `write` makes of them the line of the remedy.
     """
-    own = [one for one in framework.options_of(loss.kind) if one.key in moved and one.acts_by_parameters]
+    own = _own(framework, loss, moved)
     if not own:
         return
-    values, alone = dict[str, Any](), [one.key for one in own if not parameters_of(one.sets, loss)]
-    for one in own:
-        with suppress(ConfigError):  # a value that the framework, or our loss, does not have either
-            values |= framework.parameters(loss, {one.key: moved[one.key]})
+    alone = [one.key for one in own if not parameters_of(one.sets, loss)]
     shown = ", ".join(f"{one.key}={moved[one.key]!r}" for one in own)
     them = "it" if len(own) == 1 else "them"
     what = KINDS[loss.kind].plural.removeprefix("policy ")
-    like = f", which has nothing like {', '.join(alone)}," if values and alone else ""
+    like = f", which has nothing like {', '.join(alone)}," if line and alone else ""
     problem = f"{framework.title} reads {them} for its own {what}, and {loss.name!r}{like} does not ({shown})"
-    remedy = f"remove {them}, and set {write({**values, **params})}" if values else f"remove {them}"
+    remedy = f"remove {them}, and set {write(line)}" if line else f"remove {them}"
     yield Finding("error", ", ".join(map(framework.key, own)), problem, remedy)
+
+
+def _own(framework: Framework, loss: Loss, moved: Mapping[str, Any]) -> list[Option]:
+    """The moved options that set parameters of the framework's own losses."""
+    return [one for one in framework.options_of(loss.kind) if one.key in moved and one.acts_by_parameters]
 
 
 def described(framework: Framework, choice: Choice, mode: str = "") -> str:

@@ -145,6 +145,11 @@ def test_trls_name_of_dpos_loss_is_not_guessed() -> None:
         tiny.config(replay_weight=1.0, replay_loss="sigmoid")
 
 
+def test_a_dialects_lower_bound_above_the_pasted_upper_one_is_taken_away() -> None:
+    _, pasted = paste({"policy": "cispo@verl", "epsilon_high": 0.28})
+    assert config(**pasted).resolved.policy.params["clip_low"] == 1.0  # a lower bound of 0, as in TRL
+
+
 @pytest.mark.parametrize("loss", POLICIES, ids=lambda loss: loss.name)
 def test_trls_own_loss_options_never_reach_a_loss_of_ours(loss: Any) -> None:
     """All that are moved are one error, and its line has those that the loss has a parameter for."""
