@@ -9,7 +9,7 @@ import yaml
 
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.options import OWN, TRL_LOSS, ComposerGRPOConfig, unknown_option
-from composer_plugins.errors import ComposerWarning, ConfigError, Finding, unknown
+from composer_plugins.errors import ComposerWarning, ConfigError, Finding, near, unknown
 from composer_plugins.frameworks.contract import NOTHING, SAMPLING
 from composer_plugins.frameworks.trl import (
     LOSS_OPTIONS,
@@ -161,8 +161,9 @@ def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice, list[
     loss = named(table, "policy") if "policy" in table else None
     for name in table:
         of_loss = loss is not None and name not in KNOWN and is_of(loss, name)
-        is_ours = name.startswith(("hint_", "replay_", "policy_")) and name not in OWN
-        if is_ours or of_loss or name in TRL.unavailable:
+        is_known = name in OWN or name in upstream.DEFAULTS
+        is_ours = name.startswith(("hint_", "replay_", "policy_")) or near(name, OWN, completes=False)
+        if (is_ours and not is_known) or of_loss or name in TRL.unavailable:
             raise unknown_option(name, OWN, table)
     values = {name: value for name, value in table.items() if name in NAMES}
     for name in BOOLEANS & values.keys():

@@ -84,6 +84,14 @@ def test_what_verl_does_otherwise_is_listed(table: dict[str, Any], expected: lis
             {"use_vllm": True, "vllm_importance_sampling_mode": "token_mas"},
             "vllm_importance_sampling_mode: unknown mode .*did you mean 'token_mask'",
         ),
+        (
+            {"policy": "grpo", "polcy_params": {}},
+            "polcy_params: unknown option .*did you mean 'policy_params'",
+        ),
+        (
+            {"beta": 0, "on_bad_rewards": "zero"},
+            "on_bad_rewards: unknown option .*did you mean 'on_bad_reward'",
+        ),
         ({"use_vllm": "False"}, "use_vllm: it is 'False'; set true or false"),
         ({"vllm_importance_sampling_clip_max": "x"}, "vllm_importance_sampling_clip_max: it is 'x'; set a"),
     ],
