@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from composer_plugins.recipes.trace_replay import asking
+from composer_plugins.recipes.trace_replay import request
 from composer_plugins.recipes.trace_replay.formats import log_files, read_logs
 from composer_plugins.recipes.trace_replay.formats.common import Acted, Tally
 from composer_plugins.recipes.trace_replay.journal import Journal
@@ -42,7 +42,7 @@ FREE = {"usd_per_million_input": 0, "usd_per_million_output": 0}
 
 def most_usd(teacher: Teacher) -> float:
     """The most that the answer of a teacher to one of these states can cost."""
-    return asking.most_usd(teacher, asking.chat_body(a_state(0), teacher))
+    return request.most_usd(teacher, request.chat_body(a_state(0), teacher))
 
 
 def usd_of(usage: dict[str, int]) -> float:
