@@ -34,6 +34,12 @@ class Asked(NamedTuple):
         return not {"teacher_logprobs", "ref_logprobs"}.isdisjoint(self.choice.loss.needs)
 
     @property
+    def has_rollout_ratio(self) -> bool:
+        """Whether the policy loss that was asked for has the ratio of trainer to rollout engine in it."""
+        needs = () if self.chosen is None else self.chosen.loss.needs
+        return "rollout_logprobs" in needs or self.config.old_policy == "rollout"
+
+    @property
     def needs_old(self) -> bool:
         """Whether the policy loss needs old_logprobs."""
         return "old_logprobs" in self.choice.loss.needs
@@ -145,8 +151,7 @@ def _findings(asked: Asked) -> Iterator[Finding]:
         problem += f"{', '.join(clips)} cannot limit how far the policy moves"
         remedy = "set old_policy = 'rollout' for a ratio to the rollout engine, or policy = 'reinforce'"
         yield Finding("warning", "old_policy", problem, remedy)
-    has_ratio = "rollout_logprobs" in policy.loss.needs or config.old_policy == "rollout"
-    if asked.correction is not None and has_ratio:
+    if asked.correction is not None and asked.has_rollout_ratio:
         problem = f"policy {policy.name!r} has the ratio of trainer to rollout already: it would count twice"
         yield Finding("error", "rollout_correction", problem, "remove it, or use policy = 'reinforce'")
     if config.hint_estimator == "advantage" and asked.learns_from_reference:

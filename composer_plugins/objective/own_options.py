@@ -114,7 +114,7 @@ def _twice(framework: Framework, objective: Objective, asked: Asked) -> Iterator
     has_ratio = "rollout_logprobs" in policy.loss.needs or (asked.needs_old and objective.old == ENGINE)
     own = {one.row.partition("@")[0] for one in framework.losses}
     is_theirs = asked.correction is None and policy.loss.name in own
-    is_told = asked.correction is not None and "rollout_logprobs" in policy.loss.needs  # by `ask`
+    is_told = asked.correction is not None and asked.has_rollout_ratio  # by `ask`
     if correction is not None and has_ratio and not is_theirs and not is_told:
         problem = f"policy {policy.name!r} has the ratio of trainer to rollout already, and "
         problem += f"{correction.name!r} would be the second one"

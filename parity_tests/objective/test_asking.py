@@ -27,6 +27,12 @@ def test_the_options_of_a_channel_with_the_weight_0_may_stay(framework: Any) -> 
     assert ask(framework, ours | {"hint_divergence": "jsd"})[1] == []
 
 
+def test_a_ratio_to_the_rollout_engine_that_would_count_twice_is_one_error() -> None:
+    args = {"rollout_temperature": 1.0, "calculate_per_token_loss": True}
+    _, found = asked_of(args, {"policy": "dppo_tv", "rollout_correction": "tis"})
+    assert [one.key for one in found] == ["composer.rollout_correction"]
+
+
 def test_what_a_framework_does_not_have_is_said_in_the_order_of_the_options() -> None:
     ours = {"policy": "grpo", "replay_weight": 1.0, "old_policy": "rollout", "advantage": "rloo"}
     found = ask(SLIME, ours)[1]
