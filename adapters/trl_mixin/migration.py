@@ -159,11 +159,10 @@ def render(table: Mapping[str, Any]) -> str:
 def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice, list[Finding]]:
     """The options of the loss, the policy loss, where it is TRL's own too, and what does not hold."""
     loss = named(table, "policy") if "policy" in table else None
-    for name in table:
-        of_loss = loss is not None and name not in KNOWN and is_of(loss, name)
-        is_known = name in OWN or name in upstream.DEFAULTS
+    for name in [name for name in table if name not in KNOWN]:
+        of_loss = loss is not None and is_of(loss, name)
         is_ours = name.startswith(("hint_", "replay_", "policy_")) or near(name, OWN, completes=False)
-        if (is_ours and not is_known) or of_loss or name in TRL.unavailable:
+        if is_ours or of_loss or name in TRL.unavailable:
             raise unknown_option(name, OWN, table)
     values = {name: value for name, value in table.items() if name in NAMES}
     for name in BOOLEANS & values.keys():
