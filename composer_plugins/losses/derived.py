@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from composer_plugins.errors import ConfigError, did_you_mean, in_a_line, near, unknown
@@ -83,7 +84,7 @@ def function_of_import_path(path: str, option: str) -> Callable[..., Any]:
         problem = f"{path!r} cannot be imported: {in_a_line(error)}"
         remedy = f"make `import {module}` work where this runs"
         if module.endswith(".py"):
-            remedy = f"write {module.removesuffix('.py').replace('/', '.')}:{function}"
+            remedy = f"write {Path(module).stem}:{function}, where Python finds {Path(module).name}"
         raise ConfigError(option, problem, remedy) from None
     if not callable(kernel):
         functions = [name for name, member in vars(found).items() if inspect.isfunction(member)]

@@ -105,6 +105,7 @@ def test_a_sound_row_passes() -> None:
         # its path
         ({"path": "nowhere:mine"}, "path: 'nowhere:mine' cannot be imported: ModuleNotFoundError: No module "
          "named 'nowhere'; make `import nowhere` work where this runs"),
+        ({"path": "mine/nowhere.py:mine"}, "; write nowhere:mine, where Python finds nowhere.py"),
         ({"path": "foreign_kernels:mien"}, "path: 'foreign_kernels:mien' does not exist: foreign_kernels "
          "has no function 'mien'; did you mean 'mine'?"),
         ({"path": "foreign_kernels:thing"}, "has no function 'thing'; correct the path: module:function"),
