@@ -4,6 +4,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def check_installed(key: str, packages: Iterable[str], extras: str) -> None:
     """Raise ConfigError if one of these modules is not installed."""
     if missing := [name for name in packages if find_spec(name) is None]:
         problem = f"it needs {', '.join(missing)}, which is not installed here"
-        raise ConfigError(key, problem, f"run pip install -e '.[{extras}]' in a clone")
+        raise ConfigError(key, problem, f"run pip install 'composer-plugins[{extras}]'")
 
 
 def cut(text: str, most: int) -> str:
@@ -50,7 +51,10 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     partial = path.with_name(f".{path.name}.partial")
     try:
         with writing(path.name, path):
+            if path.is_dir():
+                raise OSError("it is a folder")
             write(partial)
             os.replace(partial, path)
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()

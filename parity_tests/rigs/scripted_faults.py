@@ -9,12 +9,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from composer_plugins.recipes.trace_replay.scripted import Answer, Body, Handler, ScriptedTeachers
 
-STATUSES = ("401", "402", "404", "429", "500")
+STATUSES = ("400", "401", "402", "403", "404", "429", "500")
 
 
 class Dropped(Exception):
@@ -24,11 +24,21 @@ class Dropped(Exception):
 class PatientHandler(Handler):
     """Tells a refused client how long to wait before it asks again."""
 
+    server: "FaultyTeachers"
+
     def do_POST(self) -> None:
         try:
             super().do_POST()
         except (Dropped, json.JSONDecodeError):  # a client that is killed sends half a request
             self.close_connection = True
+
+    def do_GET(self) -> None:
+        """Answer with the list of models, where the server has one."""
+        text = self.server.models if self.path == "/v1/models" else b""
+        self.send_response(200 if text else 404)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
 
     def end_headers(self) -> None:
         self.send_header("Retry-After", "1")
@@ -55,6 +65,8 @@ class FaultyTeachers(ScriptedTeachers):
         self.asked = Counter[str]()  # how often each Idempotency-Key arrived
         self.billed: dict[str, dict[str, int]] = {}  # the usage that each key was billed, once
         self.given: dict[str, bytes] = {}
+        self.models = b""  # the answer to GET /models
+        self.costs: Callable[[dict[str, int]], float] | None = None  # what a usage costs, which it then says
         self.closing = threading.Event()  # ends requests that hang
         self.lock = threading.Lock()
 
@@ -90,6 +102,8 @@ class FaultyTeachers(ScriptedTeachers):
         """The completion, which is billed here."""
         limit = body.get("max_tokens") or body["max_completion_tokens"]
         completion = self.completion({**body, "max_tokens": limit})
+        if self.costs is not None:
+            completion["usage"] |= {"cost": self.costs(completion["usage"])}
         self.billed[key] = completion["usage"]
         removed = {"schema": "choices", "no_usage": "usage"}.get(fault or "")
         return {name: value for name, value in completion.items() if name != removed}

@@ -23,6 +23,17 @@ class ObjectStore:
                 self.files.makedirs(self.root, exist_ok=True)
         self.poll_seconds = 0.05 if self.is_folder else 1.0
 
+    def check_writable(self) -> None:
+        """Raise ConfigError unless an object can be written and read. Nothing is deleted."""
+        try:
+            self.write("writable", b"yes")
+            if self.read("writable") != b"yes":
+                raise OSError("an object was written and cannot be read")
+        except Exception as error:  # of credentials, rights or the network: each package has its own classes
+            problem = f"{self.url} cannot be written ({in_a_line(error, most=300)})"
+            remedy = "set its credentials in the environment, or name another"
+            raise ConfigError("store", problem, remedy) from None
+
     def write(self, name: str, data: bytes) -> None:
         """Write an object. Until this returns, a reader may find a part of it."""
         path = f"{self.root}/{name}"

@@ -9,11 +9,6 @@ from composer_plugins.recipes.shared import run_command
 from composer_plugins.recipes.trace_replay.commands import app
 
 
-def main() -> None:
-    """Run the command line; an error of ours is one line on stderr and status 2."""
-    run_command(app)
-
-
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="An empty folder for what the demo makes.")] = Path("replay_demo"),
@@ -26,4 +21,4 @@ def demo(
 
 
 if __name__ == "__main__":
-    main()
+    run_command(app)

@@ -1,4 +1,4 @@
-"""The commands states, replay and pairs. Every step leaves a file that a person can read."""
+"""The commands states, replay, pairs and clean. Every step leaves a file that a person can read."""
 
 import asyncio
 import json
@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 from rich.text import Text
 
 from composer_plugins.errors import ConfigError, DataError, in_a_line
-from composer_plugins.recipes.shared import INTERRUPTED, check_installed, cut, make_folder
+from composer_plugins.recipes.shared import HELP_OPTIONS, INTERRUPTED, check_installed, cut, make_folder
 from composer_plugins.recipes.trace_replay.formats import log_files, read_logs, read_tools
 from composer_plugins.recipes.trace_replay.formats.common import Acted, Tally
 from composer_plugins.recipes.trace_replay.journal import FILE, Journal
@@ -34,7 +36,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP_OPTIONS,
 )
 console = Console(highlight=False, markup=False, emoji=False)
 
@@ -118,7 +120,13 @@ def replay_command(
     """Ask every teacher at every state, and keep the answers in DIR/answers.jsonl."""
     from composer_plugins.recipes.trace_replay.teachers import load_teachers
 
-    ask(folder, load_teachers(teachers), max_usd, samples, concurrency)
+    loaded = load_teachers(teachers)
+    for one in (one for one in loaded if one.prices is not None):
+        line = f"{one.name}: at most {one.usd_per_million_input:g} USD per million tokens of input, and "
+        line += f"{one.usd_per_million_output:g} of output"
+        line += f"; {one.usd_per_request:g} per request" * (one.usd_per_request > 0)
+        console.print(line, soft_wrap=True)
+    ask(folder, loaded, max_usd, samples, concurrency)
 
 
 def ask(folder: Path, teachers: list[Any], max_usd: float, samples: int, concurrency: int) -> None:
@@ -150,11 +158,17 @@ def ask(folder: Path, teachers: list[Any], max_usd: float, samples: int, concurr
         f"{summary.over_budget} did not fit the budget; spent {summary.spent_usd:.6f} USD in all",
         soft_wrap=True,
     )
+    if summary.failed:
+        warn(f"the first failure: {summary.first_failure}")
     if summary.over_budget:
         enough = math.ceil((summary.spent_usd + summary.rest_usd) * 1e6 + 1e-6) / 1e6
         warn(f"set --max-usd {enough:.6f} to send the requests that did not fit the budget")
     if summary.without_usage:
-        warn(f"answers without a usage: {summary.without_usage}; each counts with the most that it can cost")
+        text = f"answers whose usage is missing or not valid: {summary.without_usage}"
+        warn(f"{text}; each counts with the most that it can cost")
+    if summary.above_reserved:
+        text = f"requests that cost more than was reserved for them: {summary.above_reserved}"
+        warn(f"{text}; correct the prices in --teachers, or remove params that cost more")
     if summary.failed or summary.over_budget:
         raise typer.Exit(1)
 
@@ -197,6 +211,34 @@ def make_pairs(
     print_counts(own)
     if not found:
         console.print(f"no pair was made, and {folder / report.PAIRS} is not written", soft_wrap=True)
+        raise typer.Exit(1)
+
+
+@app.command("clean")
+def clean_rows(
+    pairs: Annotated[Path, typer.Argument(help="DIR/pairs.parquet, or DIR/states.jsonl.")],
+    recipe: Annotated[Path, typer.Option(help="YAML file of data-juicer with operators, as clean.yaml.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write. Default: DIR/pairs_clean.parquet.")
+    ] = None,
+) -> None:
+    """Write the rows that all operators of a data-juicer recipe keep, and what each of them dropped."""
+    check_installed("clean", ("data_juicer", "aiohttp", "ray"), "data-juicer")
+    from composer_plugins.recipes.trace_replay.clean import clean
+
+    out = out or pairs.parent / f"{pairs.stem}_clean{pairs.suffix}"
+    report = clean(pairs, recipe, out)
+    for line in report["warnings"]:
+        warn(f"data-juicer: {cut(line, 200)}")
+    if report["left"]:
+        console.print(f"{report['left']} of {report['rows']} rows in {out}", soft_wrap=True)
+    table = Table("operator", "parameters", "dropped", box=SIMPLE_HEAD)
+    for one in report["operators"]:
+        shown = ", ".join(f"{name}={value}" for name, value in one["parameters"].items())
+        table.add_row(one["operator"], shown, str(len(one["dropped rows"])))
+    console.print(table)
+    if not report["left"]:
+        console.print(f"no row is left, and {out} is not written", soft_wrap=True)
         raise typer.Exit(1)
 
 

@@ -17,6 +17,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeFloat, TypeAdapter
 
 from composer_plugins.errors import ConfigError, DataError, writing
+from composer_plugins.recipes.trace_replay.formats.common import without_lone_surrogates
 from composer_plugins.recipes.trace_replay.states import Message, ToolCall
 
 FILE = "answers.jsonl"
@@ -105,8 +106,10 @@ class Journal(AbstractContextManager["Journal"]):
         self._file.close()
 
     def add(self, entry: Answer | Failure) -> None:
-        """Write how a request ended."""
-        end, rest = self._file.seek(0, os.SEEK_END), json.dumps(vars(entry)).encode() + b"\n"
+        """Write how a request ended, after a check that the line can be read again."""
+        line = without_lone_surrogates(json.dumps(vars(entry), ensure_ascii=False)).encode()
+        entry = LINE.validate_json(line)
+        end, rest = self._file.seek(0, os.SEEK_END), line + b"\n"
         with writing(str(self.path), self.path):
             try:
                 while rest:  # the system may write less than it is given

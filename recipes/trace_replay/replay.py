@@ -25,7 +25,10 @@ from composer_plugins.recipes.trace_replay.teachers import Teacher, check_teache
 
 # After this many requests in a row to which an endpoint gave no answer at all, the replay stops.
 MOST_IN_A_ROW = 5
-WRONG_ENTRY = (401, 402, 403, 404)  # the key, the account, the model or the address is wrong
+FORBIDDEN = 403  # the key is wrong, or the endpoint refuses this prompt
+ENTRY = "correct the key, the model or base_url in --teachers"
+REMEDIES = {401: ENTRY, 402: "add credits to the account of the key, and run again", 404: ENTRY}
+REMEDIES |= {FORBIDDEN: f"{ENTRY}, or run the same command again"}
 
 
 @dataclass
@@ -36,9 +39,11 @@ class Summary:
     answered_before: int = 0  # in the journal already, and not asked again
     answered: int = 0
     failed: int = 0  # asked again by the next run; `Journal.failures` has the reasons
+    first_failure: str = ""  # its teacher and reason
     over_budget: int = 0  # not asked, because the most that they can cost did not fit
     rest_usd: float = 0.0  # the most that these can cost
     without_usage: int = 0  # answers that do not say what they cost: counted with the most they can cost
+    above_reserved: int = 0  # requests that cost more than was reserved for them
     spent_usd: float = 0.0  # by all runs with this journal
 
     @property
@@ -55,6 +60,7 @@ class _Job(NamedTuple):
     body: Body
     key: str
     most_usd: float
+    has_failed: bool  # in an earlier run
 
 
 async def replay(
@@ -85,7 +91,7 @@ async def replay(
     summary = Summary(total=len(wanted), answered_before=len(wanted.keys() & answered))
     async with request.Client() as http:
         clients = {teacher.name: request.client_of(teacher, http) for teacher in teachers}
-        run = _Run(journal, clients, max_usd, on_progress, summary)
+        run = _Run(journal, clients, max_usd, on_progress, summary, {teacher for _, teacher, _ in answered})
         run.report()
         try:
             async with asyncio.TaskGroup() as group:
@@ -100,12 +106,9 @@ async def replay(
 
 def _job(row: Row, state: State, teacher: Teacher, failed: int) -> _Job:
     body = request.chat_body(state, teacher)
-    return _Job(row, teacher, body, idempotency_key(row, failed, body), request.most_usd(teacher, body))
-
-
-def idempotency_key(row: Row, failed: int, body: Body) -> str:
-    """The key of a request: the same one after a kill, another one after a failure that is recorded."""
-    return hashlib.sha256(canonical([*row, failed, body]).encode()).hexdigest()[:32]
+    # The key is the same one after a kill, and another one after a failure that is recorded.
+    key = hashlib.sha256(canonical([*row, failed, body]).encode()).hexdigest()[:32]
+    return _Job(row, teacher, body, key, request.most_usd(teacher, body), failed > 0)
 
 
 def check_options(teachers: Sequence[Teacher], *, samples: int, concurrency: int, max_usd: float) -> None:
@@ -127,6 +130,7 @@ class _Run:
     max_usd: float
     on_progress: Callable[[Summary], None]
     summary: Summary
+    have_answered: set[str]  # the teachers that have answered, in any run
     stopped_by: ConfigError | None = None
     in_flight: list[float] = field(default_factory=list)  # the most that each request can cost
     has_ended: asyncio.Condition = field(default_factory=asyncio.Condition)  # notified when a request has
@@ -170,9 +174,10 @@ class _Run:
         except openai.APIStatusError as error:
             reason = f"status {error.status_code}: {request.shown(error.response.text)}"
             self.fail(job, reason, usd=0.0)  # a refused request costs nothing
-            if error.status_code in WRONG_ENTRY:
+            is_one_prompt = job.has_failed or teacher.name in self.have_answered
+            if error.status_code in REMEDIES and not (error.status_code == FORBIDDEN and is_one_prompt):
                 problem = f"{teacher.base_url} answers for the model {teacher.model!r} with {reason}"
-                self.stop(teacher, problem, "correct the key, the model or base_url in --teachers")
+                self.stop(teacher, problem, REMEDIES[error.status_code])
             elif error.status_code == 429 or error.status_code >= 500:
                 self.count_silence(teacher, reason)
         except openai.APIConnectionError as error:
@@ -184,6 +189,7 @@ class _Run:
             self.count_silence(teacher, str(error))
         else:
             self.silent[teacher.name] = 0
+            self.have_answered.add(teacher.name)
             self.record(job, text)
 
     def record(self, job: _Job, text: str) -> None:
@@ -194,6 +200,9 @@ class _Run:
             if (usage := request.read_usage(data)) is not None:
                 tokens = usage.model_dump()
                 usd = job.teacher.usd(**tokens)
+                if job.teacher.prices is not None and usage.cost is not None:
+                    usd = usage.cost
+                self.summary.above_reserved += usd > job.most_usd
             elif usd > 0:
                 self.summary.without_usage += 1
             reply = request.read_reply(data)
@@ -207,6 +216,7 @@ class _Run:
         """Record why a request brought no answer, and what it may have cost."""
         self.journal.add(Failure(*job.row, usd, reason))
         self.summary.failed += 1
+        self.summary.first_failure = self.summary.first_failure or f"teacher {job.teacher.name!r}, {reason}"
 
     def count_silence(self, teacher: Teacher, reason: str) -> None:
         """Stop after MOST_IN_A_ROW requests in a row without any answer."""

@@ -10,13 +10,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from composer_plugins.errors import in_a_line
 from composer_plugins.recipes.shared import cut
-from composer_plugins.recipes.trace_replay.states import CUT_OFF, Message, State, ToolCall, json_object
+from composer_plugins.recipes.trace_replay.states import (
+    CUT_OFF,
+    Message,
+    State,
+    ToolCall,
+    first_problem,
+    json_object,
+)
 from composer_plugins.recipes.trace_replay.teachers import LIMITS, Teacher
 
 # The tokens that a chat template may add to those of the messages and tools: its instructions for tool calls.
 # What it writes around a message is shorter than the quotes and keys of that message in JSON.
 TEMPLATE_TOKENS = 1024
-REFUSED = "refusal"
+REFUSED, ERROR = "refusal", "error"  # values of finish_reason
 MAX_SHOWN = 300  # characters of an endpoint's own words
 
 Body = dict[str, Any]
@@ -88,11 +95,15 @@ async def post(client: openai.AsyncOpenAI, body: Body, key: str) -> str:
     return response.text
 
 
+Tokens = Annotated[int, Field(ge=0, lt=2**53)]  # so many can be multiplied by a price
+
+
 class Usage(BaseModel):
     """What an endpoint says a request took."""
 
-    prompt_tokens: Annotated[int, Field(ge=0)]
-    completion_tokens: Annotated[int, Field(ge=0)]
+    prompt_tokens: Tokens
+    completion_tokens: Tokens
+    cost: Annotated[float | None, Field(ge=0, allow_inf_nan=False, exclude=True)] = None  # in USD
 
 
 class _Message(BaseModel):
@@ -104,6 +115,7 @@ class _Message(BaseModel):
 class _Choice(BaseModel):
     message: _Message
     finish_reason: str
+    error: Any = None  # OpenRouter's
 
 
 class _Completion(BaseModel):
@@ -136,13 +148,15 @@ def read_usage(data: Mapping[str, Any]) -> Usage | None:
 
 def read_reply(data: Mapping[str, Any]) -> Reply:
     """The message of an endpoint's answer; raises Unusable for one that is no action."""
+    if data.get("error"):
+        raise _failure(data["error"])
     try:
         choice = _Completion.model_validate(data, strict=True).choices[0]
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise Unusable(f"the answer is no chat completion: {where}: {first['msg']}") from None
+        raise Unusable(f"the answer is no chat completion: {first_problem(error)}") from None
     given, finish = choice.message, choice.finish_reason
+    if choice.error or finish == ERROR:
+        raise _failure(choice.error or {"finish_reason": finish})
     if given.refusal:
         return Reply({"role": "assistant", "content": given.refusal}, REFUSED)
     calls = []
@@ -157,6 +171,10 @@ def read_reply(data: Mapping[str, Any]) -> Reply:
         raise Unusable("the answer has neither content nor tool calls")
     message = {"role": "assistant", "content": given.content or ""}
     return Reply(message | ({"tool_calls": calls} if calls else {}), finish)
+
+
+def _failure(words: Any) -> Unusable:
+    return Unusable(f"the endpoint says that there was an error: {shown(json.dumps(words))}")
 
 
 def shown(text: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from composer_plugins.errors import ConfigError, DataError, in_a_line
 from composer_plugins.recipes.shared import replace_file
@@ -32,12 +32,17 @@ class ToolCall(BaseModel):
 class State:
     """A point of a trace at which the model acted."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+
     id: str  # 16 hex digits of the sha256 of messages and tools: two traces may share a state
     messages: list[Message]  # OpenAI chat messages before the action
     tools: list[dict[str, Any]] | None  # OpenAI function tools: {"type": "function", "function": {...}}
     observed: Message  # the assistant message that the trace has here; arguments of its calls are JSON text
     source: str  # "file:line" of the action
     outcome: float | None  # the outcome signal of the trace, where the log has one
+
+
+STATE = TypeAdapter(State)
 
 
 def canonical(value: Any) -> str:
@@ -66,7 +71,18 @@ def write_text(path: Path, text: str) -> None:
 
 def write_states(states: Iterable[State], path: Path) -> None:
     """Write the states, one in a line."""
-    write_text(path, "".join(json.dumps(vars(state), ensure_ascii=False) + "\n" for state in states))
+    write_text(path, text_of(states))
+
+
+def text_of(states: Iterable[State]) -> str:
+    """The text of a file of states."""
+    return "".join(json.dumps(vars(state), ensure_ascii=False) + "\n" for state in states)
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first problem that pydantic found, after its place in the line or the answer."""
+    first = error.errors()[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
 
 def read_states(path: Path) -> list[State]:
@@ -81,8 +97,8 @@ def read_states(path: Path) -> list[State]:
         if not line:
             continue
         try:
-            states.append(State(**json.loads(line)))
-        except (ValueError, TypeError) as error:
-            problem = f"it is no state: {in_a_line(error)}"
+            states.append(STATE.validate_json(line))
+        except ValidationError as error:
+            problem = f"it is no state: {first_problem(error)}"
             raise DataError(f"{path}:{number}", problem, "run the command `states` again") from None
     return states

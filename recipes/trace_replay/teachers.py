@@ -4,13 +4,14 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from composer_plugins.config import complaints
 from composer_plugins.errors import ConfigError, error_of, in_a_line
+from composer_plugins.recipes.trace_replay.openrouter import BY_HAND, PRICES, read_models, with_prices
 
 OPTION = "--teachers"
 LIMITS = ("max_tokens", "max_completion_tokens")
@@ -35,6 +36,8 @@ class Teacher(BaseModel):
     api_key_env: Text | None = None
     usd_per_million_input: Price
     usd_per_million_output: Price
+    usd_per_request: Price = 0.0
+    prices: Literal["openrouter"] | None = None  # the three prices above are from its list of models
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     params: dict[str, JsonValue] = Field(default_factory=dict)
@@ -48,7 +51,7 @@ class Teacher(BaseModel):
     def usd(self, prompt_tokens: int, completion_tokens: int) -> float:
         """The price of a request."""
         cost = prompt_tokens * self.usd_per_million_input + completion_tokens * self.usd_per_million_output
-        return cost / 1e6
+        return cost / 1e6 + self.usd_per_request
 
     def api_key(self) -> str:
         """The key in the environment variable of the entry."""
@@ -66,13 +69,21 @@ def load_teachers(path: Path) -> list[Teacher]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         problem = f"{path} has no list of teachers"
         raise ConfigError(OPTION, problem, "begin the file with `teachers:` and a list of entries")
+    lists = dict[Any, dict[str, Any]]()  # of models, by base_url
+    for i, entry in enumerate(entries):
+        if (prices := entry.get("prices")) is not None:
+            url, key = entry.get("base_url"), f"teachers[{i}]"
+            if prices != PRICES:
+                raise ConfigError(f"{key}.prices", f"it is {prices!r}", f"set {PRICES}, or {BY_HAND}")
+            lists[url] = lists[url] if url in lists else read_models(str(url), key)
+            entries[i] = with_prices(entry, lists[url], key)
     teachers = [_teacher(entry, f"teachers[{i}]") for i, entry in enumerate(entries)]
     check_teachers(teachers)
     return teachers
 
 
 def check_teachers(teachers: Sequence[Teacher]) -> None:
-    """Raise ConfigError for no teacher, for two of one name, and for a key that is not set."""
+    """Raise ConfigError for no teacher, for two of one name, and for a key that is not set or not valid."""
     if not teachers:
         raise ConfigError("teachers", "the list is empty", "add at least one teacher")
     name, count = Counter(teacher.name for teacher in teachers).most_common(1)[0]
@@ -80,10 +91,14 @@ def check_teachers(teachers: Sequence[Teacher]) -> None:
         problem = f"{count} teachers have the name {name!r}"
         raise ConfigError("teachers", problem, "give each teacher its own name")
     for teacher in teachers:
-        if not teacher.api_key():
+        where = f"teacher {teacher.name!r}, api_key_env"
+        if not (key := teacher.api_key()):
             problem = f"the environment variable {teacher.api_key_env} is not set"
             remedy = f"run export {teacher.api_key_env}=... before, or name another variable"
-            raise ConfigError(f"teacher {teacher.name!r}, api_key_env", problem, remedy)
+            raise ConfigError(where, problem, remedy)
+        if not (key.isascii() and key.isprintable()):  # an HTTP library would print it in its error
+            problem = f"the environment variable {teacher.api_key_env} has a line break, or a character that "
+            raise ConfigError(where, problem + "is not ASCII", "set the variable to the key alone")
 
 
 def _teacher(entry: dict[str, Any], key: str) -> Teacher:

@@ -3,14 +3,17 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from composer_plugins.errors import ConfigError
+from composer_plugins.recipes import shared
 from composer_plugins.recipes.diloco import __main__ as command
-from composer_plugins.recipes.diloco.launching import Replica, run_replicas
+from composer_plugins.recipes.diloco.launching import Platform, Replica
+from composer_plugins.recipes.diloco.on_this_machine import ThisMachine
 
 OPTIONS = Replica(0, 2, 20, 10, 0, 60.0, store="x")
 
@@ -20,9 +23,36 @@ OPTIONS = Replica(0, 2, 20, 10, 0, 60.0, store="x")
     [
         ("--store x --lighthouse y", "--lighthouse: --store is set too; set one of them"),
         ("--replica 0", "--replica: neither --lighthouse nor --store is set"),
+        ("--replica 0 --on modal", "--on: --replica trains in this process; remove one of them"),
+        (
+            "--flavor T4",
+            "--on: an option of containers is set, and replicas on this machine are in none; set it",
+        ),
+        (
+            "--on modal",
+            "--store: '' is not the URL of a store that all containers reach; set one, such as s3://",
+        ),
+        (
+            "--on hf-jobs --store FOLDER",
+            "--store: 'FOLDER' is not the URL of a store that all containers reach",
+        ),
+        (
+            "--on modal --store memory://x",
+            "--install: the image python:3.12 does not have this package; set it",
+        ),
+        (
+            "--on modal --store memory://x --install y",
+            "--on modal: it needs modal, which is not installed here;",
+        ),
     ],
 )
-def test_a_wrong_option_is_an_error(line: str, said: str) -> None:
+def test_a_wrong_option_is_an_error(
+    line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        shared, "find_spec", {"fsspec": True}.get
+    )  # neither modal nor huggingface_hub is there
     result = CliRunner().invoke(command.app, line.split())
     assert isinstance(result.exception, ConfigError) and str(result.exception).startswith(said)
 
@@ -41,38 +71,40 @@ def test_an_error_is_one_line_without_a_traceback() -> None:
     [
         ([(0, 1, "a"), (1, 1, "a"), (1, 2, "b"), (0, 2, "b")], [0, 0], ""),
         ([(0, 1, "a"), (1, 1, "a"), (1, 2, "b"), (0, 2, "c")], [0, 0], "were not equal after every round"),
-        ([(0, 1, "a"), (1, 1, "a"), (0, 2, "b")], [0, 0], "were not equal after every round"),
-        ([(0, 1, "a"), (1, 1, "a"), (1, 2, "b"), (0, 2, "b")], [0, -9], "replica 1 ended with an error"),
+        ([(0, 1, "a"), (1, 1, "a"), (1, 1, "a"), (1, 2, "b"), (0, 2, "b")], [0, 0], ""),
+        (
+            [(0, 1, "a"), (1, 1, "c"), (1, 1, "a"), (1, 2, "b"), (0, 2, "b")],
+            [0, 0],
+            "were not equal after every",
+        ),
+        ([(0, 1, "a"), (1, 1, "a"), (0, 2, "b")], [0, 0], "NOT KNOWN whether the weights"),
+        ([], [0, 0], "NOT KNOWN whether the weights"),
+        ([(0, 1, "a"), (1, 1, "b"), (0, 2, "b")], [0, 0], "were not equal after every round"),
+        ([(0, 1, "a"), (1, 1, "a"), (1, 2, "b"), (0, 2, "b")], [0, -9], "replica 1 ended with an error END"),
+        ([], [None, 3], "replica 1 ended with an error, and all others that ran were stopped"),
     ],
 )
 def test_the_demo_fails_unless_all_weights_were_equal_after_every_round(
     rounds: list[tuple[int, int, str]],
-    statuses: list[int],
+    statuses: list[int | None],
     said: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A round has the replica, its number, and the hash of the weights after it."""
+    """A round has the replica, its number, and the hash of the weights after it.
 
-    def run(options: Replica, report: Callable[[dict[str, Any]], None]) -> list[int]:
+    A replica that is started again reports its rounds a second time.
+    """
+
+    def run(
+        options: Replica, platform: Platform, report: Callable[[dict[str, Any]], None]
+    ) -> list[int | None]:
         for replica, number, weights in rounds:
             report({"replica": replica, "round": number, "weights": weights})
         return statuses
 
     monkeypatch.setattr(command, "run_replicas", run)
-    assert command.run_demo(OPTIONS) == (not said)
-    printed = " ".join(capsys.readouterr().out.split())
-    assert ("FAILED" in printed) == bool(said) and said in printed
-
-
-def test_the_lines_and_the_exit_statuses_of_the_replicas_are_collected(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    program = "import sys; print('{\"replica\": %s}\\n' % sys.argv[1], end=''); sys.exit(int(sys.argv[1]))"
-    assert {"--replica=0", "--store=x"} < set(OPTIONS.command())
-    monkeypatch.setattr(
-        Replica, "command", lambda options: [sys.executable, "-c", program, str(options.replica)]
-    )
-    lines: list[dict[str, Any]] = []
-    assert run_replicas(OPTIONS, lines.append) == [0, 1]
-    assert sorted(line["replica"] for line in lines) == [0, 1]
+    assert command.run_demo(OPTIONS, ThisMachine()) == (not said)
+    printed = " ".join([*capsys.readouterr().out.split(), "END"])
+    assert ("megabytes" in printed) == ("replica 1 ended" not in said)
+    assert ("FAILED" in printed) == (bool(said) and "NOT KNOWN" not in said) and said in printed

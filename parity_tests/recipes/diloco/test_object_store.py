@@ -2,8 +2,11 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.diloco.object_store import ObjectStore
@@ -30,3 +33,39 @@ def test_a_store_that_cannot_be_opened_is_an_error(url: str, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "s3fs", None)  # not installed
     with pytest.raises(ConfigError, match="name a folder, or a URL of s3:// or gs://"):
         ObjectStore(url)
+
+
+class Refusing(MemoryFileSystem):
+    """A store that raises what its class has."""
+
+    protocol, error = "refusing", Exception()
+
+    def pipe_file(self, *_: Any, **__: Any) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PermissionError("Access Denied"), "PermissionError: Access Denied"),
+        (ValueError("Unable to locate\ncredentials"), "ValueError: Unable to locate credentials"),
+    ],
+)
+def test_a_store_that_cannot_be_written_is_an_error(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any exception of a package for a store, as botocore's NoCredentialsError is one of no other class."""
+    fsspec.register_implementation("refusing", Refusing, clobber=True)
+    monkeypatch.setattr(Refusing, "error", error)
+    remedy = "set its credentials in the environment, or name another"
+    with pytest.raises(ConfigError) as raised:
+        ObjectStore("refusing://bucket").check_writable()
+    assert str(raised.value) == f"store: refusing://bucket cannot be written ({said}); {remedy}"
+
+
+def test_the_check_of_a_store_leaves_what_is_there(tmp_path: Path) -> None:
+    store = ObjectStore(str(tmp_path))
+    store.write("round-000001/replica-0.json", b"a marker")
+    store.check_writable()
+    store.check_writable()
+    assert store.read("round-000001/replica-0.json") == b"a marker"

@@ -1,8 +1,11 @@
 """Rounds over an object store: the weights of all replicas are equal, or it is an error."""
 
 import signal
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ import torch
 from safetensors.torch import save
 
 from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.recipes.diloco.launching import Replica, run_replicas
 from composer_plugins.recipes.diloco.outer import OuterOptimizer
 from parity_tests.recipes.diloco.tiny import (
     Learner,
@@ -61,6 +65,44 @@ def test_a_replica_killed_while_it_writes_starts_again(moment: str, kind: str, t
     assert_equals_the_reference(log)
     was_marked = kind == ".result.json" or (moment, kind) == ("after", ".json")
     assert (["trains", 0, 1, 1] in read_lines(log)) != was_marked
+
+
+class Forked:
+    """A platform of tiny replicas in processes. Replica 1 dies in its first attempts, in round 2."""
+
+    def __init__(self, start: Any, log: Path, deaths: int) -> None:
+        self.start_process, self.log, self.deaths, self.attempts = start, str(log), deaths, Counter[int]()
+
+    def start(self, options: Replica) -> Any:
+        replica, attempt = options.replica, self.attempts[options.replica]
+        self.attempts[replica] += 1
+        dies = ("after", ".safetensors") if replica == 1 and attempt < self.deaths else None
+        arguments = (options.store, replica, REPLICAS, ROUNDS, self.log)
+        process = self.start_process(*arguments, attempt=attempt, dies=dies)
+        return SimpleNamespace(lines=list, wait=lambda: ended(process), stop=process.kill)
+
+
+OPTIONS = Replica(0, REPLICAS, ROUNDS, 1, 0, 60.0)
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_the_launcher_goes_on_with_what_was_finished(deaths: int, tmp_path: Path) -> None:
+    """It starts a replica again once. If that fails too, the next launch needs no round again."""
+    log, options = tmp_path / "log", replace(OPTIONS, store=str(tmp_path / "store"))
+    with processes(run_replica) as start:
+        platform, lines = Forked(start, log, deaths), list[dict[str, Any]]()
+        statuses = run_replicas(options, platform, lines.append)
+        assert [line["exit_status"] for line in lines] == [-signal.SIGKILL] * deaths
+        assert platform.attempts == {0: 1, 1: 2, 2: 1}
+        if deaths == 1:
+            assert statuses == [0] * REPLICAS
+        else:
+            assert statuses == [None, -signal.SIGKILL, None]
+            assert len(list((tmp_path / "store/round-000001").iterdir())) == 3 * REPLICAS
+            assert run_replicas(options, platform, lines.append) == [0] * REPLICAS
+    assert_equals_the_reference(log)
+    trained = [line[1] for line in read_lines(log) if line[0] == "trains" and line[3] == 0]
+    assert sorted(trained) == [*range(REPLICAS)]  # the first round, once
 
 
 def test_what_is_not_marked_as_a_whole_does_not_exist_for_a_reader(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import signal
 import time
 from pathlib import Path
 
-from composer_plugins.recipes.diloco.launching import lighthouse_on_this_machine as lighthouse
+from composer_plugins.recipes.diloco.on_this_machine import lighthouse_on_this_machine as lighthouse
 from parity_tests.recipes.diloco.tiny import SYNC_EVERY, read_lines, reference
 from parity_tests.recipes.diloco.tiny_trainer import MICRO_BATCHES, run_trainer
 from parity_tests.rigs.forked import SECONDS, ended, processes

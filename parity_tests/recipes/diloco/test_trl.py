@@ -1,5 +1,6 @@
 """TRL's trainer with all three channels in two processes, and the callback's options."""
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,8 @@ import torch
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.diloco.callback import number_of_rounds
-from composer_plugins.recipes.diloco.launching import Replica, lighthouse_on_this_machine, run_replicas
+from composer_plugins.recipes.diloco.launching import Replica, run_replicas
+from composer_plugins.recipes.diloco.on_this_machine import LocalJob, ThisMachine, lighthouse_on_this_machine
 from composer_plugins.recipes.diloco.outer import trained_weights, weights_hash
 from composer_plugins.recipes.diloco.store_callback import ObjectStoreDiLoCo
 
@@ -28,13 +30,43 @@ def test_the_three_channels_have_the_same_rounds_over_both_transports(tmp_path: 
         over_torchft = replace(options, lighthouse=lighthouse, host="127.0.0.1")
         for one in (over_torchft, replace(options, store=str(tmp_path / "store"))):
             lines: list[dict[str, Any]] = []
-            assert run_replicas(one, lines.append) == [0, 0]
+            assert run_replicas(one, ThisMachine(), lines.append) == [0, 0]
             found.append([[line for line in lines if line["replica"] == i] for i in range(REPLICAS)])
     assert found[0] == found[1]
     weights = [[line["weights"] for line in lines if "round" in line] for lines in found[0]]
     assert weights[0] == weights[1] and len(set(weights[0])) == STEPS // SYNC_EVERY
     rewards = [[line["reward"] for line in lines if "round" in line] for lines in found[0]]
     assert rewards[0] != rewards[1]  # each replica has rollouts of its own
+
+
+class Watched(ThisMachine):
+    """This machine, which shows its jobs."""
+
+    def __init__(self) -> None:
+        self.jobs: list[LocalJob] = []
+
+    def start(self, options: Replica) -> LocalJob:
+        self.jobs.append(super().start(options))
+        return self.jobs[-1]
+
+
+@pytest.mark.slow
+def test_a_replica_that_is_killed_at_round_2_is_started_again(tmp_path: Path) -> None:
+    """Of three. It repeats what it had marked, and all end with the same weights."""
+    options, platform = Replica(0, 3, STEPS, SYNC_EVERY, 0, 120.0, store=str(tmp_path / "store")), Watched()
+    lines: list[dict[str, Any]] = []
+
+    def report(line: dict[str, Any]) -> None:
+        lines.append(line)
+        if (line["replica"], line.get("round")) == (1, 2) and len(platform.jobs) == 3:
+            platform.jobs[1].process.kill()
+
+    assert run_replicas(options, platform, report) == [0, 0, 0]
+    assert [job.process.returncode for job in platform.jobs] == [0, -signal.SIGKILL, 0, 0]
+    rounds = [(line["round"], line["replica"], line["weights"]) for line in lines if "round" in line]
+    weights = {number: one for number, _, one in rounds}
+    assert set(rounds) == {(number, replica, one) for number, one in weights.items() for replica in range(3)}
+    assert sorted(weights) == [1, 2, 3] and len(rounds) == 11  # rounds 1 and 2 of replica 1 twice
 
 
 def arguments(**changed: Any) -> tuple[Any, Any]:

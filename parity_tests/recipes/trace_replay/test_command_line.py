@@ -182,6 +182,13 @@ def test_a_budget_that_is_too_small_says_which_is_enough(run: Run, server: Fault
     assert run(f"{REPLAY} {enough}").exit_code == 0 and len(server.requests) == 33
 
 
+def test_the_first_failure_is_shown(run: Run, server: FaultyTeachers) -> None:
+    server.faults = {"ada": iter(["400"] * 11)}
+    ran = run(f"{REPLAY} 1")
+    assert ran.exit_code == 1 and "22 new answers, 0 from before; 11 failed" in ran.stdout
+    assert 'the first failure: teacher \'ada\', status 400: \'{"error": {"message": "scripted' in ran.stdout
+
+
 MARGINS = "composer/replay/rewards/margins of 3 steps: "
 
 

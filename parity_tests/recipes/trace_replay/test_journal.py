@@ -2,6 +2,7 @@
 
 import json
 import resource
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,19 @@ def test_answers_and_failures_are_read_as_written(tmp_path: Path) -> None:
         assert journal.failures() == ["why again"]
         assert journal.failed() == {("s", "t", 0): 1, ("s", "v", 0): 2}
         assert journal.spent == before == 0.5 + 2 * 0.25 + 2 * 0.125
+
+
+def test_half_of_a_character_is_replaced(tmp_path: Path) -> None:
+    """A line that is written can be read again."""
+    message, whole = (
+        MESSAGE | {"content": "cut \ud83d, \U0001f600"},
+        MESSAGE | {"content": "cut \ufffd, \U0001f600"},
+    )
+    with Journal(tmp_path / "j") as journal:
+        journal.add(replace(answer(0), message=message))
+        written = journal.answers()
+    with Journal(tmp_path / "j") as journal:
+        assert journal.answers() == written == [replace(answer(0), message=whole)]
 
 
 def test_half_a_last_line_is_cut_off_and_said(tmp_path: Path) -> None:

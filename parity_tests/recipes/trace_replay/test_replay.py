@@ -114,6 +114,7 @@ STOPS = [
     ("a", "hang", f"{NO_ANSWER}the endpoint sent nothing for 1 seconds; start the endpoint again, set a"),
     ("a", "500", f"{NO_ANSWER}status 500: "),
     ("b", "401", "teacher 'b': {} answers for the model 'b' with status 401: "),
+    ("b", "403", "teacher 'b': {} answers for the model 'b' with status 403: "),
     ("b", "404", "teacher 'b': {} answers for the model 'b' with status 404: "),
 ]
 
@@ -133,6 +134,34 @@ def test_a_teacher_that_cannot_answer_stops_the_replay(
     assert asked <= 4 if name == "b" else asked < MOST_IN_A_ROW + 4
     with Journal(path) as journal:
         assert len(journal.answers()) == len(server.billed) and (server.billed or name == "b")
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_a_prompt_that_is_always_refused_does_not_keep_the_others_from_answers(
+    path: Path, server: FaultyTeachers, number: int
+) -> None:
+    """A status of 403 stops the replay once, if the teacher has not answered before."""
+
+    def answer(body: dict[str, Any]) -> dict[str, Any]:
+        server.faults["a"] = iter(["403"] * (body["messages"] == STATES[number].messages))
+        return echo(body)
+
+    serve = server.serve
+    server.serve = lambda body, key: answer(body) and serve(body, key)  # type: ignore[method-assign]
+    teacher = a_teacher(server.base_url, max_retries=0)
+    if number == 0:
+        with pytest.raises(ConfigError, match="status 403.*; correct .* or run the same command again"):
+            replayed(path, STATES, [teacher], concurrency=1)
+    for new in (5, 0):
+        done = replayed(path, STATES, [teacher], concurrency=1)
+        assert (done.answered, done.failed) == (new, 1)
+    assert reasons(path) == ['status 403: \'{"error": {"message": "scripted 403"}}\'']
+
+
+def test_an_account_without_credits_has_its_own_remedy(path: Path, server: FaultyTeachers) -> None:
+    server.faults = {"a": iter(["402"])}
+    with pytest.raises(ConfigError, match="status 402: .*; add credits to the account of the key"):
+        replayed(path, STATES, [a_teacher(server.base_url)])
 
 
 def test_failures_that_are_not_in_a_row_do_not_stop_the_replay(path: Path, server: FaultyTeachers) -> None:
@@ -261,8 +290,12 @@ NOTHING = "the answer has neither content nor tool calls"
 NO_COMPLETION = "the answer is no chat completion: choices"
 NO_OBJECT = "the arguments of a tool call are not a JSON object: "
 NO_JSON = "the answer is not a JSON object, or is cut off: "
+ERROR = "the endpoint says that there was an error: "
 NO_ACTION: list[tuple[dict[str, Any] | str, str]] = [
     *((text, NO_JSON) for text in ("", "<html>502</html>", "[1]", '{"choices": [', "[" * 100_000)),
+    ({"error": {"code": 402}}, f"{ERROR}'{{\"code\": 402}}'"),
+    (completion("error", content=""), f'{ERROR}\'{{"finish_reason": "error"}}\''),
+    ({"choices": [completion(content="x")["choices"][0] | {"error": "why"}]}, f"{ERROR}'\"why\"'"),
     ({"choices": []}, f"{NO_COMPLETION}: List should have at least 1 item"),
     (completion(), NOTHING),
     (completion(content=None, tool_calls=[]), NOTHING),

@@ -40,6 +40,8 @@ def test_a_file_that_was_changed_is_an_error(tmp_path: Path) -> None:
     state = State(state_id([{"a": 1}], None), [{"a": 1}], None, {}, "f:1", None)
     write_states([state], path)
     text = path.read_text()
-    for wrong in ("{}", "3", '{"messages": [], "prompt": ""}', text[:20]):
+    changes = (('"a"', '"\\ud83d"'), ('"f:1"', "5"), ("1}", "[" * 9999))
+    changed = (text.strip().replace(*change) for change in changes)
+    for wrong in ("{}", "3", '{"messages": [], "prompt": ""}', text[:20], *changed):
         path.write_text(text + wrong + "\n")
         assert refusal(path).startswith(":2: it is no state: ")

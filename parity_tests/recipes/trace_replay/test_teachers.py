@@ -95,6 +95,16 @@ def test_a_key_that_is_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert said.startswith("teacher 'qwen', api_key_env: the environment variable THE_KEY is not set; ")
 
 
+@pytest.mark.parametrize("value", ["sk-1\n23", "sk-é", "sk-\x7f"])
+def test_a_key_that_no_header_can_have_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("THE_KEY", value)
+    said = refusal(written(tmp_path, ENTRY | {"api_key_env": "THE_KEY"}))
+    problem = "the environment variable THE_KEY has a line break, or a character that is not ASCII"
+    assert said == f"teacher 'qwen', api_key_env: {problem}; set the variable to the key alone"
+
+
 NO_LIST = "has no list of teachers; begin the file with `teachers:`"
 NO_TEACHERS = [
     (None, "cannot be read (FileNotFoundError: "),
