@@ -54,6 +54,10 @@ class ComposerConfig(BaseModel):
     replay_params: dict[str, Any] = Field(default_factory=dict)
     replay_temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
 
+    health: bool = True  # whether the state of the run is measured from its batches, and warned of
+    record_batches: str | None = None  # a folder, into which each micro-batch is written: see `compare`
+    record_every: int = Field(1, ge=1)  # of so many steps, one is recorded
+
     _chosen: dict[str, Choice] = PrivateAttr(default_factory=dict)  # what was looked up already
 
     @classmethod

@@ -19,6 +19,7 @@ from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError, DataError, log_info
 from composer_plugins.frameworks.contract import NOTHING
 from composer_plugins.frameworks.nemo_rl import LOSS, NEMO_RL
+from composer_plugins.health import watch
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.masking import keep
 from composer_plugins.kernels.types import TokenLoss
@@ -127,6 +128,7 @@ class ComposerLoss(NemoLoss):
         self.terms = Terms.of(found.objective, found.config)
         self.mode, self.length = found.objective.mode, max_length
         self.forced = bool(own.get("force_on_policy_ratio"))
+        self.health = watch.Health.of(found.config, found.objective.policy, "nemo-rl", self.mode)
         self.is_new = True
 
     @property
@@ -170,6 +172,12 @@ class ComposerLoss(NemoLoss):
             log_info(described(NEMO_RL, self.terms.objective.policy, self.mode))
         token = per_token(self.terms, given, check=self.is_new)
         self.is_new = False
+        how: dict[str, Any] = {
+            "rows": global_valid_seqs,
+            "without": ("k3_kl",),
+        }  # its gen_kl_error
+        measured = self.health.micro_batch(given, token.metrics, **how)
+        token = TokenLoss(token.loss, token.metrics | watch.per_token(measured, mask))
         loss = self.reduced(token.loss, mask, global_valid_seqs, global_valid_toks)
         gap = keep(sampled - old, mask)  # NeMo-RL's trainers read these two
         ours = {

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from composer_plugins.adapters.prime_rl_plugin import upstream, values
 from composer_plugins.adapters.prime_rl_plugin.metrics import Averages
-from composer_plugins.adapters.prime_rl_plugin.options import TABLE, newer_than_tested, stamped
+from composer_plugins.adapters.prime_rl_plugin.options import newer_than_tested
 from composer_plugins.errors import Finding, enforce
+from composer_plugins.health.watch import Health
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.composer import composer
 from composer_plugins.kernels.masking import at_least_float32, keep
@@ -28,10 +29,8 @@ class Masks(NamedTuple):
     replay: Tensor | None
 
 
-# So many sequences without a stamped token are too many: they are most of a global batch, or several, so that
-# an environment which stamps a part of its completions has stamped one, and they are still the first steps.
-PATIENCE = 200
-WHAT = "a reference log-probability", "the mark of a pair"  # that a token of a hint and of a pair has
+FIRST_STEP = 16  # sequences that a global batch has at least, so that the policy has not moved yet
+EVERY = 64  # of the later sequences one is measured: the loss is called for each
 IN_PART = Finding(
     "warning",
     "ref_logprobs",
@@ -45,18 +44,19 @@ class ChannelsLoss:
     """The loss of these channels as a function of LossInputs. The first call checks them."""
 
     def __init__(self, asked: Asked) -> None:
-        self.asked, self.config, self.asks_for_stamps = asked, asked.config, stamped(asked)
+        self.asked, self.config = asked, asked.config
         self.hint = hint_choice(asked.config)
         # The ratio of trainer to rollout is logged for every policy, without "policy/".
         self.reported = ("ratio",) if "rollout_logprobs" in asked.choice.loss.needs else ()
         self.is_checked = False
-        self.calls = 0
-        # By call, until `PATIENCE`: whether there is a token with a hint and one of a pair, on the device.
-        self.stamped = list[Tensor]()
+        hint = bool(asked.config.hint_weight) or asked.learns_from_reference
+        expects = {"expects hint": float(hint), "expects replay": float(bool(asked.config.replay_weight))}
         # None where no channel reads the reference, which PRIME-RL may then fill as it likes.
-        self.positive = Flags() if any(self.asks_for_stamps) else None
-        self.in_part = Flags() if any(self.asks_for_stamps) else None
+        self.positive = Flags() if any(expects.values()) else None
+        self.in_part = Flags() if any(expects.values()) else None
         self.differing = Flags() if asked.choice.loss.per_sequence else None
+        self.health = Health.of(asked.config, asked.choice, "prime-rl", "token-sum", every=EVERY)
+        self.health.facts |= expects
 
     def __call__(self, inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum over the unmasked tokens of one sequence, and its metrics."""
@@ -69,8 +69,6 @@ class ChannelsLoss:
         if positive and reference is not None and positive.any(values.is_no_logprob(reference, s.mask)):
             raise positive_logprob("ref_logprobs", "a positive number")
         masks = _masks(s)
-        if any(self.asks_for_stamps) and self.calls < PATIENCE:
-            self._count(masks)
         in_part, is_long = self.in_part, s.mask.shape[-1] >= values.RUN
         if in_part and is_long and reference is not None and masks.hint is not None:
             has_gap = values.is_stamped_in_part(reference, masks.hint)
@@ -79,12 +77,12 @@ class ChannelsLoss:
                 self.in_part = None
         if self.differing and self.differing.any(differ_by_token(s.advantages, masks.policy)):
             raise differing_advantages(self.asked.choice.loss)
-        policy, hint, config = self._policy(s, masks), self._hint(s, masks), self.config
+        (policy, value), hint, config = self._policy(s, masks), self._hint(s, masks), self.config
         replay = None
         if config.replay_weight and masks.replay is not None and s.weights is not None:
             replay = -keep(at_least_float32(s.logprobs), masks.replay)
         total = composer(
-            _sum(policy.loss, s),
+            value,
             None if hint is None else _sum(hint.loss, s),
             None if replay is None else _sum(replay, s),
             policy_weight=config.policy_weight,
@@ -93,21 +91,10 @@ class ChannelsLoss:
         )
         return total, self._metrics(s, masks, policy, hint, replay)
 
-    def _count(self, masks: Masks) -> None:
-        """Warn once of each channel without a token in the first `PATIENCE` calls; the last of them waits."""
-        self.calls += 1
-        if masks.hint is not None and masks.replay is not None:
-            self.stamped.append(torch.stack((masks.hint.any(), masks.replay.any())))
-        if self.calls == PATIENCE:
-            came = torch.stack(self.stamped).any(0).tolist() if self.stamped else (False, False)
-            self.stamped.clear()
-            given = zip(self.asks_for_stamps, WHAT, came, strict=True)
-            enforce(_missed(option, what) for option, what, has in given if option and not has)
-
-    def _policy(self, s: upstream.Streams, masks: Masks) -> TokenLoss:
-        """The policy loss. One that learns from a reference trains the tokens that have one."""
+    def _policy(self, s: upstream.Streams, masks: Masks) -> tuple[TokenLoss, Tensor]:
+        """The policy loss per token and its sum. One that learns from a reference trains tokens with one."""
         logprobs, is_current = s.logprobs.detach(), self.config.old_policy == "current"
-        given = {
+        given: dict[str, Any] = {
             "logprobs": s.logprobs,
             "rollout_logprobs": s.rollout_logprobs,
             "old_logprobs": logprobs if is_current else s.rollout_logprobs,
@@ -118,8 +105,15 @@ class ChannelsLoss:
             reference = logprobs if s.reference is None else s.reference
             hinted = torch.zeros_like(s.mask) if masks.hint is None else masks.hint
             given |= {"teacher_logprobs": reference, "ref_logprobs": reference, "mask": hinted}
-        correction = self.asked.correction
-        return policy_term(self.asked.choice, given, correction, masks.policy)
+        token = policy_term(self.asked.choice, given, self.asked.correction, masks.policy)
+        if s.reference is not None:
+            stamps = {"teacher_logprobs": s.reference, "hint_mask": masks.hint, "replay_mask": masks.replay}
+            given |= stamps | {"mask": masks.policy}
+        is_plain = s.weights is None and self.asked.correction is None
+        value = _sum(token.loss, s)
+        # Its metrics are those that PRIME-RL logs already.
+        self.health.micro_batch(given, token.metrics, rows=FIRST_STEP, loss=value if is_plain else None)
+        return token, value
 
     def _advantages(self, s: upstream.Streams, masks: Masks) -> Tensor:
         """With hint_estimator "advantage", A + hint_weight (log T - log pi)."""
@@ -164,14 +158,6 @@ class ChannelsLoss:
         sides = averages.trust_region(policy.metrics, kl)
         averages.of_kernel(policy.metrics, (*sides, *self.reported))
         return averages.computed(excess)
-
-
-def _missed(option: str, what: str) -> Finding:
-    """The warning for an option, "hint_weight = 0.1", that asks for tokens which did not come."""
-    problem = f"{option} is set, and no token of the first {PATIENCE} sequences had {what}"
-    remedy = "stamp the completions in the environment, and set [orchestrator.train] filter_zero_advantages "
-    remedy += "= false, or PRIME-RL drops groups of equal rewards with their stamps"
-    return Finding("warning", f"{TABLE}.{option.split()[0]}", problem, remedy)
 
 
 def _masks(s: upstream.Streams) -> Masks:

@@ -15,16 +15,6 @@ TABLE = "trainer.loss.kwargs"
 DEFAULTS = {"policy": prime_rl.DEFAULT_POLICY, "hint_divergence": "sampled_token"}
 
 
-def stamped(asked: Asked) -> tuple[str, str]:
-    """What asks for stamps of hints and of pairs, "hint_weight = 0.1"; "" where nothing does."""
-    hint, replay = asked.config.hint_weight, asked.config.replay_weight
-    by_policy = f"policy = {asked.choice.name!r}" if asked.learns_from_reference else ""
-    return (
-        f"hint_weight = {hint:g}" if hint else by_policy,
-        f"replay_weight = {replay:g}" if replay else "",
-    )
-
-
 def parse(kwargs: Mapping[str, Any], key: str = TABLE) -> tuple[Asked | None, Findings]:
     """What these kwargs of `loss_fn` ask for, and what is wrong with them, below `key`."""
     asked, found = ask(PRIME_RL, kwargs, defaults=DEFAULTS, at=key)

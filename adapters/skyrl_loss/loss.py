@@ -15,6 +15,8 @@ from composer_plugins.adapters.skyrl_loss.options import asked
 from composer_plugins.adapters.skyrl_loss.upstream import PADDING_UID, as_table, corrected, moved
 from composer_plugins.errors import ConfigError, enforce, log_info
 from composer_plugins.frameworks.skyrl import NODE, SKYRL, Key
+from composer_plugins.health.measuring import CHANGED
+from composer_plugins.health.watch import OURS, Health, per_token, rollouts
 from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.losses.calling import call, differ_by_token, differing_advantages
 from composer_plugins.losses.masks import boolean_mask, token_weights
@@ -25,7 +27,6 @@ from composer_plugins.objective.asking import Asked
 from composer_plugins.objective.options import described
 
 log_once = cache(log_info)
-CHANGED = ("clip_frac", "mask_frac")  # how our metrics begin that mark the tokens of a clip or a mask
 
 
 class Registered:
@@ -51,6 +52,7 @@ class Registered:
             enforce(wrong)
             assert found is not None
             self._config, self._asked, self._is_checked = deepcopy(config), found, False
+            self.health = Health.of(found.config, found.choice, "skyrl", "token-sum")
             log_once(described(SKYRL, found.choice))
         assert self._asked is not None
         return self._asked
@@ -96,7 +98,10 @@ class PolicyLoss(Registered):
         clipped = sum((x.value.float() * x.where for x in changed), torch.zeros_like(log_probs))
         logged = {"clip_ratio": Metric(clipped.detach(), mask)}
         logged |= {f"composer/policy/{name}": x for name, x in token.metrics.items()}
-        return asked_for.config.policy_weight * (loss * weights).sum(), means(logged, "") | more
+        value = (loss * weights).sum()
+        measured = self.health.micro_batch(tensors, token.metrics, loss=None if more else value)
+        logged |= {OURS + name: x for name, x in per_token(measured, mask).items()}
+        return asked_for.config.policy_weight * value, means(logged, "") | more
 
 
 class AdvantageEstimator(Registered):
@@ -126,8 +131,10 @@ class AdvantageEstimator(Registered):
         if values is not None:
             tensors["values"] = torch.where(mask, values, 0.0)
         found = call(choice.with_optional(*choice.loss.optional), tensors, check=True)
-        per_token = "token_rewards" in choice.loss.needs
-        found = torch.where(mask, found if per_token else found.unsqueeze(-1), 0.0)
+        if "group_ids" in choice.loss.needs:
+            self.health.step("rollouts", rollouts(tensors["rewards"], tensors["group_ids"].tolist()))
+        is_per_token = "token_rewards" in choice.loss.needs
+        found = torch.where(mask, found if is_per_token else found.unsqueeze(-1), 0.0)
         if values is None or "values" not in choice.loss.needs:
             return found, found
         raw = call(choice, tensors, whiten=False) if "whiten" in choice.loss.parameters else found

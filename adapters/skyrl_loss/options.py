@@ -19,7 +19,7 @@ from composer_plugins.objective.keys import check_flag, check_tables
 from composer_plugins.objective.objective import KL, STAND_IN, Objective, channels_of
 from composer_plugins.objective.options import for_a_shell
 from composer_plugins.objective.registered import is_ours, loss_in
-from composer_plugins.objective.rules import cut_sampling, denominator_of_another, own_denominator
+from composer_plugins.objective.rules import denominator_of_another, own_denominator
 
 CHOOSES: dict[Kind, str] = {"policy": Key.POLICY, "advantage": Key.ESTIMATOR}
 NOUNS: dict[Kind, str] = {"policy": "loss", "advantage": "estimator"}
@@ -149,8 +149,6 @@ class Configs(ByTable):
         if objective.rollout == "trainer":
             problem = f"it is null, and {choice.name!r} compares with the rollout policy"
             yield Finding("error", Key.LOGPROBS, problem, "set it to 1")
-        if objective.rollout or objective.correction is not None:
-            yield from cut_sampling(partial(at, table), f"{skyrl.GENERATOR}.sampling_params.")
         if not own_denominator(choice, SKYRL) == "seq-mean-token-sum" == objective.mode:
             yield from denominator_of_another(choice, SKYRL, objective.mode, Key.REDUCTION)
 
@@ -159,9 +157,6 @@ class Configs(ByTable):
             problem = f"it is True, and {choice.name!r} has an advantage for each token, of which SkyRL "
             remedy = "choose grpo, rloo or maxrl"
             yield Finding("error", Key.STEP_WISE, f"{problem}keeps one for a trajectory", remedy)
-        if objective.group_size == 1 and "group_ids" in choice.loss.needs:
-            problem = f"it is 1, and {choice.name!r} compares the rollouts of a prompt"
-            yield Finding("warning", Key.GROUP_SIZE, problem, "set 2 or more")
 
 
 def asked(

@@ -17,7 +17,9 @@ from composer_plugins.adapters.slime_loss.options import BY_ROLLOUT, NODE, READ,
 from composer_plugins.adapters.slime_loss.upstream import host
 from composer_plugins.errors import DataError, log_info
 from composer_plugins.frameworks.slime import SLIME
+from composer_plugins.health import watch
 from composer_plugins.kernels.masking import keep
+from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.losses.finite import FiniteCheck
 from composer_plugins.losses.masks import boolean_mask
 from composer_plugins.objective.options import described
@@ -63,6 +65,7 @@ class SlimeLoss:
         self.reads = [name for name in STREAMS if name in reads]
         self.entropies = bool(found.objective.entropy) or "entropies" in loss.needs
         self.is_new = True
+        self.health = watch.Health.of(found.config, found.objective.policy, "slime", self.mode)
         self.require_finite = FiniteCheck(f"policy {found.objective.policy.name!r}")
 
     def __call__(
@@ -103,6 +106,8 @@ class SlimeLoss:
             log_info(described(SLIME, self.terms.objective.policy, self.mode))
         token = per_token(self.terms, given, check=self.is_new)
         self.is_new = False
+        measured = self.health.micro_batch(given, token.metrics)
+        token = TokenLoss(token.loss, token.metrics | watch.per_token(measured, given["mask"]))
 
         def local(x: Tensor) -> Tensor:
             cut = (here.cut(row[: sizes[1]], *sizes) for row, *sizes in zip(x, *lengths, strict=True))

@@ -18,6 +18,7 @@ from composer_plugins.adapters.tinker_loss.upstream import (
     read_mask,
 )
 from composer_plugins.errors import ComposerWarning, ConfigError, DataError, Finding
+from composer_plugins.health.watch import OURS, Health, per_token
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.composer import composer
 from composer_plugins.kernels.masking import keep
@@ -66,6 +67,7 @@ class Loss:
         self.hint = hint_choice(parsed.asked.config)
         self.keys = parsed.entries
         self.warned = set[str]()
+        self.health = Health.of(parsed.options, parsed.asked.choice, "tinker", parsed.mode)
         self.last: Requests | None = None  # of the last call
 
     def __call__(self, data: Sequence[Any], logprobs: Sequence[Tensor]) -> Result:
@@ -168,9 +170,13 @@ class Loss:
             old = given["old_logprobs"] if self.asked.needs_old else None
             token = policy_term(self.asked.choice, given, correction, layout.policy, old)
             named: dict[str, Any] = {"num_tokens": counts.tokens, "num_sequences": counts.sequences}
-            named |= {"max_length": options.max_length}
+            named |= {"max_length": options.max_length} if options.max_length else {}
             policy = aggregate(token.loss, layout.policy, self.parsed.mode, **named)  # type: ignore[arg-type]
             metrics |= means(token.metrics, "composer/policy/")
+            if batch.logprobs.requires_grad:  # `count` has none of the policy
+                value = None if correction else policy
+                measured = self.health.micro_batch(given, token.metrics, loss=value, counts=named)
+                metrics |= means(per_token(measured, layout.policy), OURS)
         replay = self._replay(batch, layout, metrics) if self.asked.replay is not None else None
         hint = None if hint is None else hint.sum() / max(counts.hint_tokens, 1)
         replay = None if replay is None else replay.sum() / counts.pairs

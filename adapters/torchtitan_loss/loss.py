@@ -13,6 +13,7 @@ from torchtitan.components.loss import BaseLoss, compute_logprobs
 from composer_plugins.adapters.torchtitan_loss.options import DEFAULT_POLICY, requested
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.frameworks.torchtitan import TORCHTITAN
+from composer_plugins.health.watch import Health, per_token
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.losses.calling import call
 from composer_plugins.losses.finite import FiniteCheck
@@ -39,6 +40,10 @@ class ComposerLoss(BaseLoss):
         """Its parameters: `composer-plugins explain cispo` lists them."""
         policy_weight: float = 1.0
         """The loss is multiplied by it."""
+        health: bool = True
+        record_batches: str | None = None
+        record_every: int = 1
+        """Whether the run is measured and warned of; where to record micro-batches, and of which steps."""
         hint_weight: float = 0.0
         replay_weight: float = 0.0
         """torchtitan cannot carry these two terms: a number above 0 is an error."""
@@ -52,6 +57,7 @@ class ComposerLoss(BaseLoss):
         self.policy = asked.choice
         self.weight = asked.config.policy_weight
         self.is_first = True
+        self.health = Health.of(asked.config, asked.choice, "torchtitan", "token-mean")
         self.require_finite = FiniteCheck(f"policy {self.policy.name!r}")
 
     def __call__(
@@ -95,6 +101,10 @@ class ComposerLoss(BaseLoss):
             return found
 
         loss = self.weight * share(token.loss)
+        given, counts = {**tensors, "entropies": entropy}, {"num_tokens": tokens}
+        how: dict[str, Any] = {"loss": loss, "counts": counts, "factor": self.weight}
+        how["without"] = ("surprise",)  # which not every call has, and the names have to be the same
+        measured = self.health.micro_batch(given, token.metrics, **how)
         self.require_finite(loss, tensors)
         with torch.no_grad():
             difference = torch.where(mask, logprobs - generator_logprobs, 0.0)
@@ -106,7 +116,7 @@ class ComposerLoss(BaseLoss):
                 "trainer/entropy/mean": share(entropy),
                 **{
                     f"composer/{name}/mean": share(one.value.float(), one.where)
-                    for name, one in token.metrics.items()
+                    for name, one in (token.metrics | per_token(measured, mask)).items()
                 },
             }
         return loss, metrics

@@ -10,7 +10,8 @@ from composer_plugins.objective.asking import Asked, ask
 from composer_plugins.objective.rules import sum_over_tokens
 
 DEFAULT_POLICY = "grpo@torchtitan"
-FIELDS = ("policy", "policy_params", "policy_weight", *UNAVAILABLE)  # of ComposerLoss.Config
+MEASURED = ("health", "record_batches", "record_every")
+FIELDS = ("policy", "policy_params", "policy_weight", *MEASURED, *UNAVAILABLE)  # of ComposerLoss.Config
 
 
 _requested: dict[str, Asked] = {}

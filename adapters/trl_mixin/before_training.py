@@ -184,19 +184,23 @@ def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
         raise ConfigError("model", problem, "use a decoder-only model")
     if config.hint_weight > 0 and not vision:
         check_top_k(config.choose_hint(), text_config(trainer).vocab_size)
-    if trainer.args.cast_lm_head_to_fp32:
-        problem = "it is not applied to the frozen copies, which would then differ from the initial policy"
-        remedy = "leave it False with the hint and replay channels"
-        raise ConfigError("cast_lm_head_to_fp32", problem, remedy)
     if config.replay_weight > 0 and upstream.tokenizer(trainer).eos_token_id is None:
         problem = "the tokenizer has no eos_token, which a replayed completion ends with"
         raise ConfigError("processing_class", problem, "set tokenizer.eos_token")
-    if trainer.is_fsdp_enabled and not getattr(trainer.accelerator, "is_fsdp2", False):
-        problem = "it is 1, and the hint and replay channels were tested with FSDP2 only"
-        raise ConfigError("fsdp_version", problem, "set it to 2 in accelerate's config or in fsdp_config")
     if vision:
         problem = "it takes images, and the hint and replay channels do not pass images to the model"
         raise ConfigError("model", problem, "set hint_weight=0 and replay_weight=0")
+
+
+def check_frozen(trainer: GRPOTrainer) -> None:
+    """Raise ConfigError where a frozen copy of the policy does not compute what the policy does."""
+    if trainer.args.cast_lm_head_to_fp32:
+        problem = "it is not applied to the frozen copies, which would then differ from the initial policy"
+        remedy = "leave it False with the hint and replay channels and with a reference"
+        raise ConfigError("cast_lm_head_to_fp32", problem, remedy)
+    if trainer.is_fsdp_enabled and not getattr(trainer.accelerator, "is_fsdp2", False):
+        problem = "it is 1, and frozen copies and the hint and replay channels were tested with FSDP2 only"
+        raise ConfigError("fsdp_version", problem, "set it to 2 in accelerate's config or in fsdp_config")
 
 
 def check_ratio(hint: Choice) -> None:

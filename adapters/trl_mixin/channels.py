@@ -1,6 +1,7 @@
 """The three channels of the composer loss: each makes its tensors and its loss, and logs its metrics."""
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
@@ -26,6 +27,7 @@ from composer_plugins.columns import (
     special_tokens,
 )
 from composer_plugins.errors import ComposerWarning, DataError
+from composer_plugins.frameworks.contract import NOTHING
 from composer_plugins.frameworks.trl import MODES_IN_WORDS
 from composer_plugins.kernels.aggregation import Mode, aggregate
 from composer_plugins.kernels.masking import wide
@@ -38,6 +40,8 @@ from composer_plugins.losses.inputs import OF_SIDE
 SIDES = (CHOSEN, REJECTED)
 PARTS = ("ids", "attention", "mask")  # of the tensors of a side
 MEAN: Mode = "seq-mean-token-mean"  # how the hint loss is reduced
+
+KERNEL_MODES: dict[str, Mode] = {"bnpo": "token-mean"}  # of a micro-batch
 
 # The divergences that `kernels.linear.divergence` computes, and their beta, unless it is a parameter.
 LINEAR = {"jsd": None, "forward_kl": 0.0, "reverse_kl": 1.0}
@@ -62,7 +66,12 @@ class Channel:
         return result
 
     def keep(
-        self, trainer: GRPOTrainer, loss: Tensor, metrics: dict[str, Metric], inputs: dict[str, Tensor]
+        self,
+        trainer: GRPOTrainer,
+        loss: Tensor,
+        metrics: dict[str, Metric],
+        inputs: dict[str, Tensor],
+        how: Mapping[str, Any] = NOTHING,
     ) -> None:
         """Keep what `metrics.log` logs: the loss as it is returned, and sums and counts of the metrics.
 
@@ -76,7 +85,7 @@ class Channel:
         loss = loss.detach()
         share = torch.full_like(loss, 1 / upstream.accumulation_steps(trainer))
         detached = {name: tensor.detach() for name, tensor in inputs.items()}
-        self.logged = Logged(self.name, {"loss": (loss, share), **parts}, detached)
+        self.logged = Logged(self.name, {"loss": (loss, share), **parts}, detached, metrics, how)
 
     def describe(self) -> str:
         """The loss, its parameters and its denominator."""
@@ -102,40 +111,43 @@ class PolicyChannel(Channel):
         factor = upstream.policy_factor(
             trainer, inputs, tensors, forward.entropies, takes_log_weights=weighted
         )
-        reduced = self._reduced(trainer, token.loss * factor, tensors["mask"], inputs)
+        reduced, how = self._reduced(trainer, token.loss * factor, tensors["mask"], inputs)
+        how["loss"] = reduced if isinstance(factor, float) else None  # weights are not in the record
         logged = upstream.metrics(trainer)
         for name in [name for name in logged if name.startswith(upstream.POLICY_METRICS)]:
             del logged[name]  # ours are logged under composer/policy
-        self.keep(trainer, reduced, token.metrics, tensors)
+        self.keep(trainer, reduced, token.metrics, tensors, how)
         return reduced
 
     def _reduced(
         self, trainer: GRPOTrainer, token_loss: Tensor, mask: Tensor, inputs: dict[str, Any]
-    ) -> Tensor:
-        """The loss per token reduced by `mode`, scaled for accumulation and ranks as TRL scales its own.
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """The loss reduced by `mode`, scaled for accumulation and ranks as TRL scales its own; and how.
 
         A row counts as a completion even if all its tokens are masked, as in TRL.
         """
         steps, processes = upstream.accumulation_steps(trainer), trainer.accelerator.num_processes
+        mode = cast(Mode, KERNEL_MODES.get(self.mode, self.mode))
+        rows, length = mask.shape[0] * steps, trainer.max_completion_length  # of the optimizer step
+        counts, factor = dict[str, Any](num_sequences=rows, max_length=length), 1.0
         if self.mode == "token-sum":
-            return aggregate(token_loss, mask, "token-sum") * processes  # DDP averages gradients over ranks
-        if self.mode == "token-mean":
+            counts, factor = {}, processes  # DDP averages gradients over ranks
+        elif self.mode == "bnpo":
+            counts, factor = {}, 1 / steps
+        elif self.mode == "token-mean":
             # TRL counts the tokens of the generation batch on all ranks; an optimizer step sees a part of it.
-            num_tokens = inputs["num_items_in_batch"].clamp(min=1.0) / processes
+            tokens = inputs["num_items_in_batch"].clamp(min=1.0) / processes
             if trainer.model.training:
-                num_tokens = num_tokens * steps / trainer.args.steps_per_generation
-            return aggregate(token_loss, mask, "token-sum") / num_tokens
-        if self.mode == "bnpo":
-            return aggregate(token_loss, mask, "token-mean") / steps
-        mode, rows, length = cast(Mode, self.mode), mask.shape[0], trainer.max_completion_length
-        return aggregate(token_loss, mask, mode, num_sequences=rows, max_length=length) / steps
+                tokens = tokens * steps / trainer.args.steps_per_generation
+            counts = {"num_tokens": tokens}
+        return factor * aggregate(token_loss, mask, mode, **counts), {"counts": counts, "factor": factor}
 
 
 @dataclass
 class HintChannel(Channel):
     """The divergence from the teacher, whose prompt has the hint, to the policy, whose prompt has not."""
 
-    name = "hint"
+    name, mode = "hint", MEAN
     denominator = "the mean over completions of the mean over their tokens, 0 without a hint"
     source: HintSource
     columns: tuple[str, ...] = field(init=False)  # of the data set
@@ -228,13 +240,15 @@ class HintChannel(Channel):
             old = tensors["student_logprobs"] = student.logprobs(ids, mask)
         tensors["old_logprobs"] = old.detach()
         reduced, metrics = self._reduced(student, teacher, tensors)
-        reduced = reduced / upstream.accumulation_steps(trainer)
+        accumulated = upstream.accumulation_steps(trainer)
+        reduced = reduced / accumulated
         has_tokens = mask.any(1)
         metrics |= {
             "kl": Metric(tensors["old_logprobs"] - tensors["teacher_logprobs"], mask),
             "row_frac": Metric(has_tokens, torch.ones_like(has_tokens)),
         }
-        self.keep(trainer, reduced, metrics, tensors)
+        how = {"loss": reduced, "counts": {"num_sequences": len(mask) * accumulated}}
+        self.keep(trainer, reduced, metrics, tensors, how)
         return reduced
 
     def _reduced(
@@ -270,7 +284,7 @@ class HintChannel(Channel):
 class ReplayChannel(Channel):
     """A preference loss on pairs of replayed completions, each pair with its weight."""
 
-    name = "replay"
+    name, mode = "replay", ""
     columns = SIDES  # of the data set
     temperature: float
     denominator = "the mean over completions of the pair's weight * loss, 0 without a pair"

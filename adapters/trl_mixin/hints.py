@@ -17,8 +17,6 @@ from composer_plugins.columns import HINT, Row, filled_prompt, hint_notes, hint_
 from composer_plugins.config import check_template
 from composer_plugins.errors import ComposerWarning, ConfigError, DataError
 
-PATIENCE = 10  # generation batches without a successful rollout before the warning
-
 TeacherPrompts = tuple[list[list[int]], list[bool]]  # token ids of each row, and whether they have a hint
 
 
@@ -100,8 +98,6 @@ class SuccessfulRollouts:
     """The group's first rollout with enough reward, as in TRL's SDPO, and the row's feedback, if it is on."""
 
     options: RolloutOptions
-    _unsuccessful: int = field(default=0, init=False)  # generation batches since the last success
-    _largest: float = field(default=float("-inf"), init=False)  # reward in these batches
     _warned: set[str] = field(default_factory=set, init=False)
 
     @property
@@ -163,7 +159,6 @@ class SuccessfulRollouts:
         successful = [reward >= threshold for reward in rewards]
         groups = [any(successful[start : start + group]) for start in range(0, len(rewards), group)]
         upstream.add_to_mean(trainer, "composer/hint/success_group_frac", sum(groups), len(groups))
-        self._watch(rewards, any(successful))
         found = []
         for i in range(len(rewards)):
             start = i // group * group
@@ -174,17 +169,6 @@ class SuccessfulRollouts:
             )
             found.append(next(others, None))
         return found
-
-    def _watch(self, rewards: list[float], success: bool) -> None:
-        """Warn once if no rollout is successful for a while."""
-        self._unsuccessful = 0 if success else self._unsuccessful + 1
-        self._largest = float("-inf") if success else max(self._largest, *rewards)
-        if self._unsuccessful == PATIENCE:
-            self._warn(
-                f"success_reward_threshold: it is {self.options.success_reward_threshold:g}, and the largest "
-                f"reward of the last {PATIENCE} generation batches was {self._largest:g}, so no rollout was "
-                "a hint; lower it"
-            )
 
     def _texts(self, trainer: GRPOTrainer, completions: Tensor) -> list[str]:
         padding = upstream.tokenizer(trainer).pad_token_id

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from trl import GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.finite import not_finite_error
+from composer_plugins.kernels.types import Metric
 
 
 class Logged(NamedTuple):
@@ -18,6 +19,8 @@ class Logged(NamedTuple):
     channel: str
     parts: dict[str, tuple[Tensor, Tensor]]  # by metric, its sum [] and its count [] on this process
     inputs: Mapping[str, Tensor]  # which a value that is not finite may come from, with a "mask"
+    metrics: Mapping[str, Metric]  # of the loss, per token
+    how: Mapping[str, Any] = {}  # it was reduced: the loss, its counts and the factor, for a record
 
 
 def log(

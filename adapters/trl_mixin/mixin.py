@@ -1,6 +1,7 @@
 """`ComposerLossMixin`: the composer loss in front of a GRPOTrainer."""
 
 import inspect
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from composer_plugins.adapters.trl_mixin import before_training, metrics, shardi
 from composer_plugins.adapters.trl_mixin.channels import Channel, HintChannel, PolicyChannel, ReplayChannel
 from composer_plugins.adapters.trl_mixin.finite import finite_norm
 from composer_plugins.adapters.trl_mixin.forward import may_count_padding
+from composer_plugins.adapters.trl_mixin.health import TrlHealth
 from composer_plugins.adapters.trl_mixin.hints import environments_with_hints
 from composer_plugins.adapters.trl_mixin.options import ComposerGRPOConfig
 from composer_plugins.adapters.trl_mixin.rewards import checked, treated
@@ -73,6 +75,14 @@ class ComposerLossMixin(_Trainer):
         needs_base = teacher_kind == "base" or (self._replay is not None and self._replay.needs_reference)
         model = given.get("model")
         peft = hasattr(model, "peft_config") or given.get("peft_config") is not None
+        self._reads_reference = asked.policy is not None and "ref_logprobs" in asked.policy.loss.needs
+        beta = options.beta
+        # TRL loads a reference for its KL alone, and from a path, which a model object may not have.
+        if beta and isinstance(model, nn.Module) and not (peft or options.sync_ref_model):
+            own_reference = not upstream.has_path(model)
+        else:
+            own_reference = self._reads_reference and not beta
+        needs_base = needs_base or own_reference
         if peft and needs_base:
             before_training.check_adapter(given)
         # TRL's constructor patches the model's forward with a closure over the original model. A copy made
@@ -81,10 +91,17 @@ class ComposerLossMixin(_Trainer):
         loss_type = options.loss_type
         if loss_type is None and self._policy is None:
             options.loss_type = upstream.DEFAULTS["loss_type"]
-        super().__init__(*args, **kwargs)
-        options.loss_type = loss_type
+        options.beta = 0.0 if own_reference else beta
+        try:
+            super().__init__(*args, **kwargs)
+        finally:  # a constructor that failed is often called again with the same options
+            options.loss_type, options.beta = loss_type, beta
+        if own_reference:
+            self.beta = beta
         self._weights = Weights(self)
         self.add_callback(self._weights)
+        self._health = TrlHealth(self, config, [one for one in (self._policy, *self._data_channels) if one])
+        self.add_callback(self._health)
         self.composer_warned = list[str]()  # the reward models of whose rewards a warning has been given
         named = zip(self.reward_funcs, self.reward_func_names, strict=True)
         self.reward_funcs = [checked(one, name, config.on_bad_reward) for one, name in named]
@@ -100,7 +117,10 @@ class ComposerLossMixin(_Trainer):
         if self._data_channels:
             before_training.check_trainer(self, config)
             before_training.check_datasets(self, self._data_channels)
-            self._make_teachers(copied, peft, needs_base)
+        if self._data_channels or needs_base:
+            if self._data_channels or not peft:
+                before_training.check_frozen(self)
+            self._make_teachers(copied, peft, needs_base, own_reference)
         self._watches_reset = self._replay is not None and upstream.has_environments(self)
         fused_linear = bool(self._data_channels) and options.fused_linear
         fused_linear = fused_linear and before_training.has_linear_head(self)
@@ -113,8 +133,10 @@ class ComposerLossMixin(_Trainer):
             if self._policy is not None:
                 log_info(described(TRL, self._policy.choice, self._policy.mode))
 
-    def _make_teachers(self, copied: nn.Module | None, peft: bool, needs_base: bool) -> None:
-        """Give the hint channel its teacher, and the replay channel its reference."""
+    def _make_teachers(
+        self, copied: nn.Module | None, peft: bool, needs_base: bool, own_reference: bool
+    ) -> None:
+        """Give the hint channel its teacher, and the replay channel and the policy loss their reference."""
 
         policy, config = self.accelerator.unwrap_model(self.model), self._composer
         initial = Teacher(policy, lambda: sharding.without_adapter(self, policy)) if peft else Teacher(policy)
@@ -122,10 +144,14 @@ class ComposerLossMixin(_Trainer):
             frozen = upstream.initial_reference(self)
             if frozen is None:
                 model = upstream.load_copy(self) if copied is None else copied
+                if own_reference:
+                    upstream.add_head(self, model)
                 frozen = upstream.prepare_frozen(self, model.requires_grad_(False))
             frozen.requires_grad_(False)
             frozen.eval()
             initial = Teacher(frozen)
+            if own_reference:
+                self.ref_model = frozen
         if needs_base:
             self.add_callback(InitialWeights(self, below_adapter=peft))
         if self._replay is not None and self._replay.needs_reference:
@@ -170,10 +196,13 @@ class ComposerLossMixin(_Trainer):
     ) -> dict[str, Any]:
         before_training.check_streamed(self, self._data_channels, inputs)
         self._prompts = None
-        # It calls _calculate_rewards.
-        output = super()._generate_and_score_completions(inputs, *args, **kwargs)
+        with upstream.scores_reference(self) if self._reads_reference else nullcontext():
+            # It calls _calculate_rewards.
+            output = super()._generate_and_score_completions(inputs, *args, **kwargs)
         if self._data_channels:
             before_training.check_rollouts(self, len(inputs), output)
+        if self._prompts is not None:
+            output |= self._health.of_generation(self._all_rewards, output)
         if self._prompts is None and (self._hint is not None or self._watches_reset):
             raise before_training.not_scored(self)
         if self._hint is not None:
@@ -190,6 +219,7 @@ class ComposerLossMixin(_Trainer):
         rewards = super()._calculate_rewards(inputs, prompts, completions, *args, **kwargs)
         rewards = treated(self, rewards, prompts, completions, self._composer.on_bad_reward)
         self._rewards, self._prompts = upstream.total_rewards(self, rewards), prompts
+        self._all_rewards = rewards
         return rewards
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
@@ -231,8 +261,9 @@ class ComposerLossMixin(_Trainer):
             ran.append(self._replay)
         loss = composer(policy, hint, replay, **weights)
         self._checks_loss = bool(ran)  # without a channel that has a weight the loss is TRL's alone
+        health = self._health.of_loss(inputs, forward, ran)
         if ran:
-            metrics.log(self, [channel.logged for channel in ran], loss, forward.own_inputs)
+            metrics.log(self, [*(channel.logged for channel in ran), *health], loss, forward.own_inputs)
         return loss
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:

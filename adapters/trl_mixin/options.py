@@ -24,7 +24,6 @@ from composer_plugins.errors import ConfigError, Finding, Findings, enforce, err
 from composer_plugins.frameworks.trl import MODES, MODES_IN_WORDS, OTHER_LOSSES, TOKEN_WEIGHTS, TRL
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.objective.asking import ask
-from composer_plugins.objective.rules import cut_sampling
 
 TRL_LOSS = "trl"  # the value of `policy` that keeps TRL's own policy loss
 PARAMS = ("policy_params", "hint_params", "replay_params")
@@ -174,6 +173,16 @@ class ComposerGRPOConfig(GRPOConfig):
         "at a time, without a tensor of logits. False: from the model's logits, which needs more memory.",
     )
 
+    health: bool = option(
+        True,
+        "Measure the state of the run from the tensors of each batch: log composer/health/* and warn where "
+        "they show a fault, once each. False: nothing is measured.",
+    )
+    record_batches: str | None = option(
+        None, "A folder into which each micro-batch is written, for `composer-plugins compare`."
+    )
+    record_every: int = option(1, "One in so many optimizer steps is recorded.")
+
     def __new__(cls, *args: Any, **kwargs: Any) -> "ComposerGRPOConfig":
         # This runs before the dataclass's __init__, whose TypeError does not name the nearest option.
         accepted = inspect.getfullargspec(cls.__init__)
@@ -246,11 +255,9 @@ class ComposerGRPOConfig(GRPOConfig):
         found = self.resolved
         config, policy, wrong = found.composer, found.policy, Findings()
         findings = [*found.findings, *self._without_effect(config)]
-        takes_rollout = policy is not None and "rollout_logprobs" in policy.loss.needs
-        if self.use_vllm and (takes_rollout or upstream.corrects_rollouts(self)):
-            findings += cut_sampling(vars(self).get)
         if policy is not None:
             wrong += self._wrong_options_beside(policy, found.mode)
+            findings += self._kl_twice(policy)
         if self.remove_unused_columns and (config.hint_weight or config.replay_weight):
             problem = "it is True, which drops the columns that the hint and replay channels read"
             remedy = "leave it False, TRL's default for GRPO"
@@ -346,6 +353,18 @@ class ComposerGRPOConfig(GRPOConfig):
             remedy = "set it to the number of tokens that a completion may have, or set another loss_type"
             yield Finding("error", "max_completion_length", problem, remedy)
 
+    def _kl_twice(self, policy: Choice) -> Iterator[Finding]:
+        """Yield a warning where TRL adds its KL beside a loss that may have its own."""
+        if self.beta and "ref_logprobs" in (*policy.loss.needs, *policy.optional):
+            problem = (
+                f"it is {self.beta:g}, so TRL adds its own KL, and {policy.name!r} takes ref_logprobs, so "
+            )
+            problem += "a KL in it counts too"
+            remedy = "leave the KL out of the loss"
+            if "ref_logprobs" in policy.loss.needs:
+                remedy += ", or set beta to 0: the trainer then loads the reference for the loss alone"
+            yield Finding("warning", "beta", problem, remedy)
+
     def _wrong_options_beside(self, policy: Choice, mode: str) -> Iterator[Finding]:
         """Yield an error for each option of TRL that does not work beside a policy of ours."""
         denominators = ", ".join(MODES)
@@ -371,7 +390,7 @@ class ComposerGRPOConfig(GRPOConfig):
             if weights not in TOKEN_WEIGHTS:
                 problem = f"it is {weights!r}, and {policy.name!r} takes one weight per token"
                 yield Finding("error", "vllm_importance_sampling_mode", problem, "set it to 'token_truncate'")
-        if corrected and "rollout_logprobs" in policy.loss.needs:
+        if corrected and "rollout_logprobs" in (*policy.loss.needs, *policy.optional):
             problem = f"{policy.name!r} contains the ratio to vLLM already, and would be corrected twice"
             yield Finding("error", "vllm_importance_sampling_correction", problem, "set it to False")
 

@@ -14,7 +14,8 @@ import copy
 import inspect
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
@@ -109,6 +110,7 @@ class PolicyForward:
         self, trainer: GRPOTrainer, model: Any, inputs: dict[str, Any], *, without_advantages: bool
     ) -> None:
         self.inputs = inputs
+        self._adds_kl = bool(trainer.beta)
         self._trainer, self._model = type(trainer).__name__, model
         self._outputs: list[tuple[Tensor, ...]] = []
         self._without_advantages = without_advantages
@@ -138,19 +140,24 @@ class PolicyForward:
         """The entropy [B, T] of each distribution that a token was sampled from."""
         return self._only()[1]
 
+    @property
+    def is_one_pass(self) -> bool:
+        """Whether `logprobs` and `entropies` are there."""
+        return len(self._outputs) == 1
+
     def own_inputs(self) -> dict[str, Tensor]:
         """What TRL's own terms are computed from, and its KL; empty if a subclass made no forward pass.
 
         Every token counts: TRL multiplies by its mask, and 0 times infinity is NaN.
         """
-        if len(self._outputs) != 1:
+        if not self.is_one_pass:
             return {}
         logprobs, entropies, *auxiliary = self._outputs[0]  # that of MoE models, or None
         found = policy_tensors(self.inputs, logprobs)
         found["mask"] = torch.ones_like(found["mask"])
-        if (reference := self.inputs.get("ref_per_token_logps")) is not None:
+        if (reference := found.get("ref_logprobs")) is not None and self._adds_kl:
             log_ratio = reference - logprobs
-            found |= {"ref_logprobs": reference, "KL": log_ratio.exp() - log_ratio - 1}
+            found["KL"] = log_ratio.exp() - log_ratio - 1
         if auxiliary and auxiliary[0] is not None:
             found["auxiliary_loss"] = auxiliary[0]
         return found | {"entropies": entropies}
@@ -178,6 +185,12 @@ def accumulation_steps(trainer: GRPOTrainer) -> int:
     TRL divides by it, not the Trainer. The last step of an epoch may have fewer micro-batches.
     """
     return trainer.current_gradient_accumulation_steps if trainer.model.training else 1
+
+
+def at_equal_weights(trainer: GRPOTrainer) -> bool:
+    """Whether the weights are those that generated the completions: until the first update after it."""
+    every = trainer.args.steps_per_generation * trainer.num_iterations
+    return bool(trainer._step % every < trainer.args.gradient_accumulation_steps)
 
 
 def new_steps(trainer: GRPOTrainer) -> list[list[dict[str, Any]]]:
@@ -231,14 +244,17 @@ def policy_tensors(inputs: dict[str, Any], logprobs: Tensor, *, check: bool = Fa
 
     TRL leaves out the old policy's log-probabilities where they equal the present ones. The rollout
     policy's are vLLM's where TRL has them; where vLLM has none for a token (NaN), the old policy's are used.
-    TRL has `log_weights` with vllm_importance_sampling_correction only. `check` is that of `loss_mask`.
+    TRL has `log_weights` with vllm_importance_sampling_correction only, and `ref_logprobs` with a KL or
+    under `scores_reference`. `check` is that of `loss_mask`.
     """
     advantages, old = inputs["advantages"], inputs.get("old_per_token_logps")
     old = logprobs.detach() if old is None else old
     rollout = inputs.get("sampling_per_token_logps", old)
     weights = inputs.get("importance_sampling_ratio")
-    log_weights = {} if weights is None else {"log_weights": weights.clamp(min=MIN_WEIGHT).log()}
-    return log_weights | {
+    more = {} if weights is None else {"log_weights": weights.clamp(min=MIN_WEIGHT).log()}
+    if (reference := inputs.get("ref_per_token_logps")) is not None:
+        more["ref_logprobs"] = reference
+    return more | {
         "logprobs": logprobs,
         "old_logprobs": old,
         "rollout_logprobs": torch.where(rollout.isnan(), old, rollout),
@@ -468,6 +484,27 @@ def initial_reference(trainer: GRPOTrainer) -> nn.Module | None:
             same &= alike and torch.equal(mine[name], weight.to(mine[name].device))
     found = trainer.accelerator.gather(torch.tensor([same], device=trainer.accelerator.device))
     return trainer.ref_model if bool(found.all()) else None
+
+
+def has_path(model: Any) -> bool:
+    """Whether the config of a model says from where TRL may load its reference (`beta` above 0)."""
+    return bool(utils.get_config_model_id(model.config))
+
+
+@contextmanager
+def scores_reference(trainer: GRPOTrainer) -> Iterator[None]:
+    """Let TRL compute the reference's log-probabilities of a generation batch, as it does for its own KL."""
+    beta, trainer.beta = trainer.beta, trainer.beta or 1.0
+    try:
+        yield
+    finally:
+        trainer.beta = beta
+
+
+def add_head(trainer: GRPOTrainer, model: nn.Module) -> None:
+    """Let a copy of the policy compute log-probabilities itself, as TRL from 1.15 asks of its reference."""
+    if (add := getattr(utils, "add_fused_lm_head", None)) is not None:
+        add(model, temperature=trainer.temperature)
 
 
 def prepare_frozen(trainer: GRPOTrainer, model: nn.Module) -> Any:

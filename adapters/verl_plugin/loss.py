@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.verl_plugin.options import AskedOnce, check_scale_factor
+from composer_plugins.adapters.verl_plugin.options import INPUTS, AskedOnce, check_scale_factor
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.verl import (
     BY_GEOMETRIC_MEAN,
@@ -15,6 +15,8 @@ from composer_plugins.frameworks.verl import (
     NEVER_CLIPPED,
     Key,
 )
+from composer_plugins.health.measuring import CHANGED
+from composer_plugins.health.watch import OURS, Health, per_token
 from composer_plugins.kernels.aggregation import Mode, aggregate
 from composer_plugins.kernels.corrections import corrected
 from composer_plugins.kernels.ratios import log_ratio, sequence_log_ratio
@@ -25,8 +27,10 @@ from composer_plugins.losses.masks import boolean_mask
 from composer_plugins.losses.metrics import means
 
 PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
-CHANGED = ("clip_frac", "mask_frac")  # how our metrics begin that mark the tokens of a clip or a mask
 DIFFER = "advantages_differ"
+# By the count of a record, verl's name of it.
+COUNTS = {"num_tokens": "batch_num_tokens", "num_sequences": "global_batch_size"}
+COUNTS |= {"max_length": "loss_scale_factor"}
 MASKED = "mask_frac_low"  # what a loss reports whose trust region masks tokens
 
 
@@ -34,6 +38,7 @@ def policy_loss(name: str | None) -> PolicyLoss:
     """Return the loss mode `composer/<name>`; for None `composer`, which reads `composer.policy`."""
     options = AskedOnce("policy", name)
     metrics: VerlMetrics | None = None  # of the choice that was parsed last
+    health = Health(on=False)
     is_checked = False  # whether it has had a micro-batch with an unmasked token, whose values were checked
 
     def loss(
@@ -50,39 +55,48 @@ def policy_loss(name: str | None) -> PolicyLoss:
 
         `old_log_prob` is the policy before verl's update. A loss that compares with the rollout policy
         (DPPO) gets it in place of the rollout policy's, as verl's own does: with bypass_mode they are equal.
+        composer_sync has the rollout policy's, and the reference's (`options.from_batch`).
         verl's own options of its losses (`clip_ratio_high` ...) set no parameter of ours.
         """
-        nonlocal metrics, is_checked
+        nonlocal metrics, is_checked, health
         asked, is_new = options(config, getattr(config, "policy_loss", None), loss_agg_mode)
         composer, choice = asked.config, asked.choice
         mode: Any = FORCED_MODES.get(choice.name, loss_agg_mode)
         info = dict(getattr(config, "global_batch_info", None) or {})  # the counts of the whole batch
         if is_new:
-            metrics, is_checked = None, False
+            metrics, is_checked, health = None, False, Health.of(composer, choice, "verl", mode)
         if metrics is None:
             check_scale_factor(info.get("loss_scale_factor"))
             metrics = VerlMetrics.of(choice)
         mask = boolean_mask("response_mask", response_mask, check=not is_checked)
         tensors = {"logprobs": log_prob, "old_logprobs": old_log_prob, "rollout_logprobs": old_log_prob}
-        tensors |= {"advantages": advantages, "mask": mask}
+        tensors |= {"advantages": advantages, "mask": mask, **INPUTS.get()}
         token: TokenLoss = call(choice, tensors, check=not is_checked)
         is_checked = is_checked or bool(mask.any())
         logged = metrics(tensors, token.metrics)
-        for key, metric in token.metrics.items():
-            logged[f"composer/policy/{key}"] = metric
+        logged |= {f"composer/policy/{key}": metric for key, metric in token.metrics.items()}
         if rollout_is_weights is not None:
             of_row = choice.name in BY_GEOMETRIC_MEAN
             weights = geometric_mean(rollout_is_weights, mask) if of_row else rollout_is_weights
             token = corrected(token, weights, mask)
         scalar = reduce(token.loss, mask, mode, info)
+        ranks, rows = info.get("dp_size") or 1, info.get("global_batch_size") or len(mask)
+        counts = {ours: info[name] for ours, name in COUNTS.items() if info.get(name) is not None}
+        how: dict[str, Any] = {
+            "loss": scalar if rollout_is_weights is None else None,
+            "counts": counts,
+            "factor": ranks,
+        }
+        found = health.micro_batch(tensors, token.metrics, rows=rows / ranks, without=("kl",), **how)
+        logged |= {OURS + key: metric for key, metric in per_token(found, mask).items()}
         weighted = scalar if composer.policy_weight == 1 else composer.policy_weight * scalar
         if choice.loss.per_sequence:  # read with the metrics, in one transfer from the device
             differ = differ_by_token(advantages, mask)
             logged[DIFFER] = Metric(differ.float(), torch.ones_like(differ))
-        found = means(logged, "actor/")
-        if found.pop(f"actor/{DIFFER}", 0.0):
+        reported = means(logged, "actor/")
+        if reported.pop(f"actor/{DIFFER}", 0.0):
             raise differing_advantages(choice.loss)
-        return weighted, found
+        return weighted, reported
 
     loss.__name__ = loss.__qualname__ = f"composer_{name or 'policy_loss'}"
     return loss

@@ -40,17 +40,20 @@ CHANNELS = ("hint", "replay")
 SAMPLED = "or set hint_divergence='sampled_token'"
 # The keys `{uid}_{session}_{output}` of the batch's rows, while composer_sync calls verl.
 BATCH_KEYS = ContextVar[Sequence[str] | None]("BATCH_KEYS", default=None)
+# By input of a policy loss, what only composer_sync passes to it of a micro-batch (`from_batch`).
+INPUTS = ContextVar[Mapping[str, Any]]("INPUTS", default=NOTHING)
 log_once = cache(log_info)
 
 
 @contextmanager
-def under_composer_sync(keys: Sequence[str] = ()) -> Iterator[None]:
-    """Let our functions in verl's registries accept hint and replay weights, and see the rows' keys."""
-    token = BATCH_KEYS.set(keys)
+def under_composer_sync(keys: Sequence[str] = (), inputs: Mapping[str, Any] = NOTHING) -> Iterator[None]:
+    """Let our functions in verl's registries accept hint and replay weights, and see keys and `inputs`."""
+    tokens = BATCH_KEYS.set(keys), INPUTS.set(inputs)
     try:
         yield
     finally:
-        BATCH_KEYS.reset(token)
+        BATCH_KEYS.reset(tokens[0])
+        INPUTS.reset(tokens[1])
 
 
 class Channels(NamedTuple):
@@ -168,7 +171,8 @@ def asked_in_a_run(
     choice = found.choice
     log_once(described(VERL, choice, mode and verl.FORCED_MODES.get(choice.name, mode)))
     if BATCH_KEYS.get() is None:
-        enforce([*undelivered(found.config, delivers=False), *findings, *reduction(choice, mode)])
+        without = reference(choice, delivers=False)
+        enforce([*undelivered(found.config, delivers=False), *findings, *without, *reduction(choice, mode)])
     return found
 
 
@@ -196,6 +200,15 @@ def different_in_the_workers(
             yield Finding("error", f"{NODE}.{option}", problem, f"set {WORKER_OVERRIDES}")
 
 
+def policy_without_effect(config: ComposerConfig, loss: str) -> Iterator[Finding]:
+    """Yield an error where an option of our policy is set and the actor runs a loss of verl's own."""
+    given = [one for one in POLICY_OPTIONS if one in config.model_fields_set]
+    if given and not registered.is_ours(loss):
+        problem = f"it is set, and it has no effect, because {Key.LOSS_MODE} is {loss!r}"
+        remedy = f"set {Key.LOSS_MODE}=composer {WORKER_OVERRIDES}, or remove it"
+        yield Finding("error", f"{NODE}.{given[0]}", problem, remedy)
+
+
 class AskedOnce:
     """The options of a registered estimator or loss, read at its first call and after a change only."""
 
@@ -215,6 +228,7 @@ class AskedOnce:
             self.asked = asked_in_a_run(node, self.kind, self.name, mode, moved)
             if workers is not None:
                 ours = self.asked.config
+                enforce(policy_without_effect(ours, str(workers.get("loss_mode"))))
                 enforce(different_in_the_workers(ours, node, workers, node_of(workers)))
             self.state = state
         assert self.asked is not None
@@ -271,18 +285,31 @@ def undelivered(config: ComposerConfig, *, delivers: bool) -> Iterator[Finding]:
         yield Finding("error", f"{NODE}.policy_weight", problem, remedy)
 
 
-def compared_with_none(choice: Choice) -> str:
-    """Say what an advantage that compares the rollouts of a prompt is where each prompt has one rollout."""
-    why = "compares a rollout with the others of its prompt"
-    return f"{choice.name!r} {why}, so that every advantage is 0, or the reward without a baseline"
+def from_batch(choice: Choice) -> list[str]:
+    """Return the inputs that only composer_sync has. A dialect of verl is called as verl calls its own."""
+    named = () if choice.upstream == VERL.name else (*choice.loss.needs, *choice.optional)
+    return [name for name in verl.BATCH_INPUTS if name in named]
 
 
-def group_of_one(choice: Choice, group_size: Any) -> Iterator[Finding]:
-    """Yield a warning where an advantage that compares the rollouts of a prompt gets one of each prompt."""
-    if group_size == 1 and "group_ids" in choice.loss.needs:
-        problem = f"it is 1, and {compared_with_none(choice)}"
-        remedy = "set 2 or more (GRPO: 8, for example), or an advantage without groups, as reinforce_pp"
-        yield Finding("warning", Key.GROUP_SIZE, problem, remedy)
+def reference(choice: Choice, *, delivers: bool, loaded: bool = False, kl: str = "") -> Iterator[Finding]:
+    """Yield an error for a policy loss without its ref_logprobs, or a warning where verl adds a KL too.
+
+    `loaded` says whether verl has a reference policy, and `kl` is the key of a KL of its own.
+    """
+    leave_out = f"leave the KL out of the loss, and set {Key.USE_KL_LOSS}=True and {Key.KL_COEF}"
+    load = f"{Key.USE_KL_LOSS}=True {Key.KL_COEF}=0"
+    needs = f"{choice.name!r} needs ref_logprobs"
+    if "ref_logprobs" in choice.loss.needs and not delivers:
+        problem = f"{needs}, which only the trainer {TRAINER} passes to a policy loss"
+        remedy = f"set {Key.TRAINER_MODE}={TRAINER} (verl 0.9 or later, with {Key.USE_V1}=True) and {load}"
+        yield Finding("error", f"{NODE}.policy", problem, f"{remedy}; or {leave_out}")
+    elif "ref_logprobs" in choice.loss.needs and not loaded:
+        yield Finding(
+            "error", f"{NODE}.policy", f"{needs}, and this run has no reference policy", f"set {load}"
+        )
+    elif delivers and kl and "ref_logprobs" in from_batch(choice):
+        problem = f"verl adds its own KL, and {choice.name!r} takes ref_logprobs, so a KL in it counts too"
+        yield Finding("warning", kl, problem, f"set {kl}=0, or leave the KL out of the loss")
 
 
 def check_its_result(choice: Choice) -> None:
@@ -295,7 +322,7 @@ def check_its_result(choice: Choice) -> None:
     from composer_plugins.losses.calling import call
 
     ones = torch.ones(2, 3)
-    logprobs = dict.fromkeys(("logprobs", "old_logprobs", "rollout_logprobs"), -ones)
+    logprobs = dict.fromkeys(("logprobs", "old_logprobs", *verl.BATCH_INPUTS), -ones)
     tensors = {**logprobs, "logprobs": (-ones).requires_grad_(), "advantages": ones, "mask": ones.bool()}
     tensors |= {"rewards": ones[:, 0], "group_ids": torch.zeros(2).long(), "lengths": ones.sum(-1).long()}
     try:

@@ -221,7 +221,13 @@ class Framework:
         if missing := self.missing(loss):
             available = ", ".join(sorted(self.provides.get(loss.kind, frozenset()))) or "none"
             problem = f"{choice.name!r} needs {', '.join(missing)}, which {self.name} does not provide"
-            raise ConfigError(choice.option, f"{problem} (inputs here: {available})", remedy)
+            from composer_plugins.frameworks.inputs import INSTEAD  # a process that trains does without it
+
+            instead = INSTEAD.get(self.name, {}) if loss.kind == "policy" else {}
+            ways = [instead[name] for name in missing if name in instead]
+            raise ConfigError(
+                choice.option, f"{problem} (inputs here: {available})", "; or ".join([*ways, remedy])
+            )
         if penalties := self._penalties(loss, choice.value):
             problem = f"{choice.name!r} has a term without the advantages, and {self.divides_advantages}"
             off = " and ".join(f"{name}=0" for name in penalties)

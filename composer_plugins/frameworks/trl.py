@@ -238,7 +238,9 @@ TRL = Framework(
     names=NAMES,
     unavailable=UNAVAILABLE,
     provides={
-        "policy": frozenset({"logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"}),
+        "policy": frozenset(
+            {"logprobs", "old_logprobs", "rollout_logprobs", "ref_logprobs", "advantages", "mask"}
+        ),
         "divergence": frozenset(
             {"student_logits", "teacher_logits", "student_logprobs", "teacher_logprobs", "old_logprobs"}
             | {"mask"}

@@ -68,6 +68,9 @@ SHOWS_LOGITS = ("fsdp", "fsdp2")  # engines that pass a loss function the logits
 # copies a value above 1 to the second, which its FSDP engine reads.
 ULYSSES = ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size")
 
+# By input of a policy loss, the field of verl's batch that verl passes to none of its registered functions.
+BATCH_INPUTS = {"ref_logprobs": "ref_log_prob", "rollout_logprobs": "rollout_log_probs"}
+
 # verl's names of its own losses, estimators and KL estimators, each with its row; of two names of one KL
 # estimator, the first is written. FORCED has the mode in which verl always reduces a loss.
 LOSSES = {
@@ -250,8 +253,10 @@ VERL = Framework(
     },
     unavailable=UNAVAILABLE,
     provides={
-        # verl's old_log_prob is given as the rollout policy's too, as verl's own DPPO is
-        "policy": frozenset({"logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"}),
+        # without composer_sync verl's old_log_prob is the rollout policy's too, as in verl's own DPPO
+        "policy": frozenset(
+            {"logprobs", "old_logprobs", "rollout_logprobs", "ref_logprobs", "advantages", "mask"}
+        ),
         "advantage": frozenset({"rewards", "group_ids", "lengths", "token_rewards", "mask"}),
         # of trainer_mode composer_sync; logits are those of the teacher's hint_top_k entries and a tail
         "divergence": frozenset(

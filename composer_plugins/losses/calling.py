@@ -95,13 +95,11 @@ def check_result(choice: Choice, inputs: Mapping[str, Any], result: Any) -> None
     like = first if kind == "preference" else inputs.get("mask")
     if kind not in ("policy", "divergence", "preference", "advantage") or not isinstance(like, Tensor):
         return
-    wanted, unit = tuple(like.shape), {"preference": "pair", "advantage": "row or token"}.get(kind, "token")
-    returned = (
-        "a tensor"
-        if kind == "advantage"
-        else f"{'Pair' if kind == 'preference' else 'Token'}Loss(loss, metrics)"
-    )
-    loss = result if kind == "advantage" else getattr(result, "loss", None)
+    unit, returned = {
+        "preference": ("pair", "PairLoss(loss, metrics)"),
+        "advantage": ("row or token", "a tensor"),
+    }.get(kind, ("token", "TokenLoss(loss, metrics)"))
+    wanted, loss = tuple(like.shape), result if kind == "advantage" else getattr(result, "loss", None)
     metrics = {} if kind == "advantage" else getattr(result, "metrics", None)
     remedy = f"return {returned}, with one value per {unit}"
     if not isinstance(loss, Tensor) or not isinstance(metrics, dict):

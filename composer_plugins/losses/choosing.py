@@ -1,19 +1,21 @@
 """The one door to a loss: what a user named, with the parameters that were set, becomes a `Choice`.
 
 A name is a loss ("cispo"), a dialect of one ("cispo@trl"), or the import path of a function of the user's
-("my_package.losses:my_loss"). A plugin that does not load takes its losses with it. The error for a name that
-is then unknown says so.
+("my_package.losses:my_loss"). The commands take a function of a file, too ("my_losses.py:my_loss"). A plugin
+that does not load takes its losses with it. The error for a name that is then unknown says so.
 """
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
-from composer_plugins.errors import ConfigError, Finding, enforce, near, spelling, unknown
+from composer_plugins.errors import ConfigError, Finding, enforce, log_info, near, spelling, unknown
 from composer_plugins.losses import registry as installed
 from composer_plugins.losses.registry import Registry
 from composer_plugins.losses.row import (
+    KINDS,
     REQUIRED,
     Dialect,
     Kind,
@@ -179,7 +181,7 @@ def find(
 
     No parameter is checked, and a required one may be missing.
 
-    The kind of a function named by import path ("my_package.losses:my_loss") follows from its first input.
+    The kind of a function ("my_package.losses:my_loss", "my_losses.py:my_loss") follows from its first input.
     Raises ConfigError at `key`, which holds the name, if there is none, and at `kind_key` if there is no such
     kind.
     `also_accepted` is what else `key` accepts.
@@ -187,10 +189,10 @@ def find(
     if kind is not None:
         check_kind(kind, kind_key)
     if ":" in name:
-        from composer_plugins.losses.derived import kind_of_import_path, row_of_import_path
+        from composer_plugins.losses.derived import function_named, row_of_function
 
-        known = cast(Kind | None, kind) or kind_of_import_path(name, key, registry.losses)
-        return [of_row(row_of_import_path(name, known, key, registry.losses), key)]
+        function, known = function_named(name, key), cast(Kind | None, kind)
+        return [of_row(row_of_function(function, known, key, registry.losses, name), key)]
     base, at, upstream = name.partition("@")
     rows = [loss for loss in registry.losses if loss.name == base and kind in (None, loss.kind)]
     if not rows:
@@ -204,12 +206,28 @@ def find(
 
 
 def find_one(name: str, kind: str | None = None, key: str = "loss") -> Choice:
-    """The one installed loss or dialect that `find` finds; ConfigError if several kinds share the name."""
-    found = find(installed.registry(), name, kind, key, "kind")
-    if len(found) > 1:
-        kinds = " or ".join(one.loss.kind for one in found)
-        raise ConfigError(key, f"{name!r} is of several kinds", f"set kind (--kind) to {kinds}")
-    return found[0]
+    """The installed loss or dialect that `find` finds; of several kinds, the policy loss."""
+    found = {one.loss.kind: one for one in find(installed.registry(), name, kind, key, "kind")}
+    return found[kind_meant(found, name)]
+
+
+def kind_meant(kinds: Iterable[Kind], named: str) -> Kind:
+    """The kind that is meant where several have a name: the first of `KINDS`, as policy. It is logged."""
+    first, *others = sorted(kinds, key=[*KINDS].index)
+    if others:
+        other = f"set kind (--kind) to {' or '.join(others)} for the other"
+        log_info(f"{named}: taken as {KINDS[first].singular}; {other}")
+    return first
+
+
+def row_named(name: str, kind: str | None = None) -> Loss:
+    """The row of the loss that `find_one` finds; of a dialect, the row with this dialect alone."""
+    found = find_one(name, kind)
+    if (dialect := found.dialect) is None:
+        return found.loss
+    others = {f"@{one.upstream}" for one in found.loss.dialects if one is not dialect}
+    kept = {key: why for key, why in found.loss.exceptions.items() if not key.endswith(tuple(others))}
+    return replace(found.loss, dialects=(dialect,), exceptions=kept)
 
 
 def with_plugin_problems(error: ConfigError, name: str, registry: Registry) -> ConfigError:
@@ -238,6 +256,18 @@ def _unknown(
 ) -> ConfigError:
     if where := PARTS.get(spelling(name)):
         return ConfigError(key, f"{name!r} is not a loss of its own", where)
+    file = f"{name.removesuffix('.py')}.py"
+    if Path(file).is_file():
+        problem = f"unknown loss {name!r}, and {file} is a file here"
+        remedy = (
+            f"name a function of it: {file}:FUNCTION in a command, and {Path(file).stem}:FUNCTION in a config"
+        )
+        return ConfigError(key, problem, remedy)
+    of_kind = [loss for loss in registry.losses if kind in (None, loss.kind)]
+    example = next((loss.name for loss in of_kind for d in loss.dialects if d.upstream == name), "")
+    if example and name not in {loss.name for loss in registry.losses}:
+        remedy = f"a dialect is written with its loss, {example}@{name} (composer-plugins list --dialects-of "
+        return ConfigError(key, f"{name!r} is an upstream, not a loss", f"{remedy}{name} shows all)")
     if kind is not None or is_dotted(name):
         return unknown_loss(registry.losses, name, kind or "policy", option=key, also_accepted=also_accepted)
     names = [loss.name for loss in registry.losses]

@@ -6,13 +6,15 @@ bundled rows with the same function.
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-from composer_plugins.errors import ConfigError, did_you_mean, in_a_line, near, unknown
+from composer_plugins.errors import ConfigError, did_you_mean, in_a_line, near, unknown, with_place
 from composer_plugins.losses.inputs import INPUTS
 from composer_plugins.losses.row import (
     GRADIENTS,
@@ -96,12 +98,38 @@ def function_of_import_path(path: str, option: str) -> Callable[..., Any]:
     return kernel  # type: ignore[no-any-return]
 
 
+def function_named(path: str, option: str) -> Callable[..., Any]:
+    """The function of an import path, or of FILE.py:function; ConfigError at `option` if there is none."""
+    file, _, name = path.rpartition(":")
+    if not file.endswith(".py"):
+        return function_of_import_path(path, option)
+    place = Path(file).resolve()
+    if not place.is_file():
+        raise ConfigError(option, f"the file {file} does not exist", "correct its path")
+    sys.path.insert(0, str(place.parent))  # for the modules next to it
+    spec = spec_from_file_location(place.stem, place)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    try:
+        sys.modules.setdefault(place.stem, module)  # a dataclass looks its module up
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(option, f"{file} fails: {with_place(error)}", "correct the file") from error
+    if not callable(function := getattr(module, name, None)):
+        functions = [one for one, x in vars(module).items() if callable(x) and not one.startswith("_")]
+        raise unknown(option, name, functions, noun=f"function of {file}")
+    return function  # type: ignore[no-any-return]
+
+
 def row_of_function(
-    function: Callable[..., Any], kind: Kind | None, option: str, losses: Iterable[Loss]
+    function: Callable[..., Any], kind: Kind | None, option: str, losses: Iterable[Loss], name: str = ""
 ) -> Loss:
-    """The row of a function itself, derived as `row_of_import_path` derives it."""
+    """The row of a function itself, derived as `row_of_import_path` derives it, under its path or a name.
+
+    Without a kind, it follows from the first input.
+    """
     losses = tuple(losses)
-    name = f"{getattr(function, '__module__', '')}:{getattr(function, '__name__', 'function')}"
+    name = name or f"{getattr(function, '__module__', '')}:{getattr(function, '__name__', 'function')}"
     kind = kind or kind_of_input(_first(function), losses, "policy")
     derived = _derived(function, name, kind, option, losses)
     return replace(derived, function=function)
@@ -115,7 +143,8 @@ def _derived(
     except (TypeError, ValueError):  # of some functions that are written in C
         raise ConfigError(option, f"{path!r} has no signature", "name a function written in Python") from None
     takes = {name: p for name, p in signature.items() if p.kind is not inspect.Parameter.VAR_KEYWORD}
-    inputs = sorted({name for one in losses if one.kind == kind for name in (*one.needs, *one.optional)})
+    of_kind = {name for one in losses if one.kind == kind for name in (*one.needs, *one.optional)}
+    inputs = sorted(of_kind | ({"entropies", "ref_logprobs"} & INPUTS.keys() if kind == "policy" else set()))
     needs = tuple(name for name, p in takes.items() if p.kind is not p.KEYWORD_ONLY)
     for name in needs:
         if name not in INPUTS:
@@ -172,14 +201,6 @@ def declared(
             problem = f"the attribute {name} of {path!r} is {value!r}"
             raise ConfigError(option, problem, "set True or False")
     return found
-
-
-def kind_of_import_path(path: str, option: str, losses: Iterable[Loss]) -> Kind:
-    """The kind of loss that the function at an import path is, by its first parameter.
-
-    Raises ConfigError at `option` for a path that cannot be imported.
-    """
-    return kind_of_input(_first(function_of_import_path(path, option)), losses, "policy")
 
 
 def _first(function: Callable[..., Any]) -> str:

@@ -38,13 +38,8 @@ class Input(NamedTuple):
         return self.meaning if self.dtype == FLOAT else f"{self.dtype}; {self.meaning}"
 
 
-TOKENS, VOCAB, TOP_K, PAIRS, ROWS = (
-    "[*batch, tokens]",
-    "[*batch, tokens, vocab]",
-    "[*batch, tokens, k]",
-    "[pairs]",
-    "[rows]",
-)
+TOKENS, VOCAB, TOP_K = "[*batch, tokens]", "[*batch, tokens, vocab]", "[*batch, tokens, k]"
+PAIRS, ROWS = "[pairs]", "[rows]"
 
 INPUTS: dict[str, Input] = {
     "logprobs": Input(TOKENS, "log pi(y_t) under the policy; carries the gradient"),

@@ -61,11 +61,9 @@ class ByTable:
 
     def unread(self, table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:
         """The keys that are not looked at."""
-        return not_looked_at(table, {*self.KNOWN, *self._otherwise(table)})
-
-    def _otherwise(self, table: Mapping[str, Any]) -> set[str]:
-        """The keys of a config that trains no policy loss of the table: none bears on one."""
-        return {*table} if self.framework.trains_otherwise.keys() & table.keys() else set()
+        # No key bears on a policy loss where the config trains none of the table.
+        otherwise = {*table} if self.framework.trains_otherwise.keys() & table.keys() else set()
+        return not_looked_at(table, {*self.KNOWN, *otherwise})
 
     def objective(
         self, table: Mapping[str, Any], policy: Choice, advantage: Choice | None = None

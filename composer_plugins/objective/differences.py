@@ -96,9 +96,7 @@ class Difference(NamedTuple):
     is_small: bool = False  # both values act on extreme numbers only
 
     def __str__(self) -> str:
-        return (
-            f"{self.what}: {self.source} -> {self.target}" if self.target else f"{self.what}: {self.source}"
-        )
+        return f"{self.what}: {self.source}" + (f" -> {self.target}" if self.target else "")
 
 
 def differences(source: Objective, target: Objective) -> Iterator[Difference]:

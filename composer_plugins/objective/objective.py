@@ -107,10 +107,7 @@ def behaviours(
 ) -> tuple[Behaviour | None, Behaviour | None]:
     """Whose log-probabilities a loss is given as old_logprobs and rollout_logprobs, where it needs them."""
     needs = policy.loss.needs
-    return (
-        old if "old_logprobs" in needs else None,
-        rollout if "rollout_logprobs" in needs else None,
-    )
+    return old if "old_logprobs" in needs else None, rollout if "rollout_logprobs" in needs else None
 
 
 def as_dr_grpo(advantage: Choice) -> Choice:

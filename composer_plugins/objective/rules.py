@@ -1,10 +1,9 @@
 """Rules about what a run trains that hold in every framework: each is written here once."""
 
-from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from collections.abc import Collection, Iterator
 
 from composer_plugins.errors import Finding
-from composer_plugins.frameworks.contract import SAMPLING, Framework
+from composer_plugins.frameworks.contract import Framework
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.row import NORM
 
@@ -58,16 +57,3 @@ def sum_over_tokens(
     problem = f"{choice.name!r} {verb} the reduction {choice.mode}, and {framework.title} divides the sum "
     remedy = "expect longer completions to weigh more, or train in TRL or verl, which have that reduction"
     yield Finding("warning", key, f"{problem}over tokens by {divisor}", remedy)
-
-
-def cut_sampling(value_of: Callable[[str], Any], above: str = "") -> Iterator[Finding]:
-    """Yield a warning for each option that cuts the rollout policy's distribution.
-
-    It is for a run that computes a ratio to that policy. `value_of` has the value of a key below `above`.
-    """
-    for name, neutral in SAMPLING.items():
-        if (value := value_of(f"{above}{name}")) not in neutral:
-            problem = f"it is {value!r}, so the rollout engine's log-probabilities are those of another "
-            problem += "distribution than the trainer's, and the ratio of the two is not 1 for equal weights"
-            remedy = f"set it to {neutral[-1]}, or choose a loss and a correction without that ratio"
-            yield Finding("warning", f"{above}{name}", problem, remedy)

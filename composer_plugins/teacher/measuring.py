@@ -1,15 +1,17 @@
 """The measurements: how often a teacher is right, how far it is from the policy, and what it gives away."""
 
+import random
 import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import permutations
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from composer_plugins.columns import hint_of, hinted_prompt
+from composer_plugins.columns import Row, hint_of, hinted_prompt
 from composer_plugins.kernels.divergences import forward_kl, reverse_kl
 from composer_plugins.teacher.subject import Subject, TokenIds, batches
 
@@ -31,9 +33,14 @@ class Measured(NamedTuple):
     reverse_kl: float = NAN  # KL(policy || teacher), likewise
     ordered: float = NAN  # how often the teacher likes the better of two completions of a prompt more
     leaks: float = NAN  # the share of the teacher's completions that repeat the wording of the hints
+    control: str = ""  # its kind; it is compared with the right hint in the same template:
+    better: float = NAN  # `sampled` of the right hint less that of the control
+    better_error: float = NAN  # its standard error, over the rows
 
 
-def measure(subject: Subject, templates: Mapping[str, str]) -> Iterator[Measured]:
+def measure(
+    subject: Subject, templates: Mapping[str, str], *, control: bool = False, seed: int = 0
+) -> Iterator[Measured]:
     """Yield what is measured of the policy without a hint, and of its teacher by each template.
 
     The policy's sampled completions are those that the hint channel would distil on. On them the two
@@ -42,6 +49,9 @@ def measure(subject: Subject, templates: Mapping[str, str]) -> Iterator[Measured
     per token; equal means count half, and it is NaN without such pairs.
     `leaks` looks for three words in a row that stand in the text around at least half of the hints, or in
     these, and neither in a prompt nor in a completion of the policy. With fewer than two rows it is NaN.
+
+    With `control` every template is measured again with the hints of other rows, and then with the prompts
+    and hints of other rows as solved examples. `seed` draws the other rows.
     """
     own = subject.encode([row["prompt"] for row in subject.rows])
     rows, repeated = _repeated(subject.rows, subject.samples), _repeated(own, subject.samples)
@@ -52,35 +62,51 @@ def measure(subject: Subject, templates: Mapping[str, str]) -> Iterator[Measured
     said = [row["prompt"] for row in subject.rows]
     policy_means = _means(rewards, subject.samples)
     known = {gram for text in (*map(_text, said), *subject.texts(completions)) for gram in _grams(text)}
-    for name, template in templates.items():
-        prompts = [hinted_prompt(row["prompt"], hint_of(row), template) for row in subject.rows]
-        ids = subject.encode(prompts)
+    others = other_rows(subject.rows, seed)
+    wrong = [str(hint_of(row)) for row in others]
+    solved = [f"{_text(row['prompt'])}\n{hint}" for row, hint in zip(others, wrong, strict=True)]
+    hints = {"": [str(hint_of(row)) for row in subject.rows]}
+    hints |= {"wrong hint": wrong, "unrelated example": solved} if control else {}
+    right = dict[str, list[float]]()
+    for kind, name, template in [(kind, *one) for kind in hints for one in templates.items()]:
+        both = zip(said, hints[kind], strict=True)
+        ids = subject.encode([hinted_prompt(prompt, hint, template) for prompt, hint in both])
         taught = subject.completions(_repeated(ids, subject.samples), sampled=True)
         best = subject.completions(ids, sampled=False)
         means = _means(subject.rewarded(rows, taught), subject.samples)
         gains = [theirs - ours for theirs, ours in zip(means, policy_means, strict=True)]
         forward, reverse, scores = _compared(subject, repeated, _repeated(ids, subject.samples), completions)
-        added = [template.format(prompt="", privileged_context=hint_of(row)) for row in subject.rows]
+        added = [template.format(prompt="", privileged_context=hint) for hint in hints[kind]]
+        better = [a - b for a, b in zip(right.setdefault(name, means), means, strict=True)]
         yield Measured(
-            name,
+            f"{name}, {kind}" if kind else name,
             template,
             _mean(subject.rewarded(subject.rows, best)),
             _mean(means),
             _mean(gains),
             _standard_error(gains),
-            _shown(subject, ids, own),
+            _shown(subject, ids, own, hints[kind]),
             forward,
             reverse,
             _ordered(rewards, scores, subject.samples),
             _leaks(_wording(added) - known, subject.texts(taught), len(subject.rows)),
+            kind,
+            *((_mean(better), _standard_error(better)) if kind else ()),
         )
 
 
+def other_rows(rows: Sequence[Row], seed: int) -> list[Row]:
+    """Another row for each row; one with the same hint only where more than half of the rows have it."""
+    hints = [str(hint_of(row)) for row in rows]
+    order = sorted(range(len(rows)), key=lambda i: (random.Random(f"{seed} {hints[i]}").random(), i))
+    most = max(Counter(hints).values())
+    shift = most if most < len(rows) else 1
+    other = dict(zip(order, [*order[shift:], *order[:shift]], strict=True))
+    return [rows[other[i]] for i in range(len(rows))]
+
+
 def _compared(
-    subject: Subject,
-    prompts: Sequence[TokenIds],
-    hinted: Sequence[TokenIds],
-    completions: Sequence[TokenIds],
+    subject: Subject, prompts: Sequence[TokenIds], hinted: Sequence[TokenIds], completions: Sequence[TokenIds]
 ) -> tuple[float, float, list[float]]:
     """Both divergences per token, and each completion's mean of log T(y) - log S(y)."""
     forward = reverse = tokens = 0.0
@@ -107,22 +133,16 @@ def _logprobs(logits: Tensor, completions: Sequence[TokenIds], temperature: floa
 
 
 def _ordered(rewards: Sequence[float], scores: Sequence[float], samples: int) -> float:
-    right, pairs = 0.0, 0
-    for start in range(0, len(rewards), samples):
-        group = range(start, start + samples)
-        for better in group:
-            for worse in group:
-                if rewards[better] > rewards[worse]:
-                    pairs += 1
-                    right += (scores[better] > scores[worse]) + (scores[better] == scores[worse]) / 2
-    return right / pairs if pairs else NAN
+    groups = [range(start, start + samples) for start in range(0, len(rewards), samples)]
+    pairs = [two for group in groups for two in permutations(group, 2) if rewards[two[0]] > rewards[two[1]]]
+    right = sum((scores[a] > scores[b]) + (scores[a] == scores[b]) / 2 for a, b in pairs)
+    return right / len(pairs) if pairs else NAN
 
 
-def _shown(subject: Subject, hinted: Sequence[TokenIds], own: Sequence[TokenIds]) -> float:
+def _shown(subject: Subject, hinted: list[TokenIds], own: list[TokenIds], hints: list[str]) -> float:
     """The share of rows whose teacher's prompt, decoded, has the whole text of the hint."""
     texts = (" ".join(text.split()) for text in subject.texts(hinted))
-    hints = (" ".join(str(hint_of(row)).split()) for row in subject.rows)
-    both = zip(texts, hints, hinted, own, strict=True)
+    both = zip(texts, (" ".join(hint.split()) for hint in hints), hinted, own, strict=True)
     found = [hint in text and ids != without for text, hint, ids, without in both]
     return sum(found) / len(found)
 

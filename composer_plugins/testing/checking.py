@@ -1,18 +1,15 @@
 """`check_loss`: every law on one loss, as scikit-learn's `check_estimator` does for an estimator."""
 
 import inspect
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from typing import Any, cast
 
 from composer_plugins.calling_convention import Convention, Function, words_of
 from composer_plugins.errors import ConfigError, did_you_mean, near, unknown, with_place
-from composer_plugins.losses.choosing import find_one
-from composer_plugins.losses.derived import function_of_import_path, row_of_function
+from composer_plugins.losses.choosing import row_named
+from composer_plugins.losses.derived import function_named, row_of_function
 from composer_plugins.losses.inputs import INPUTS
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Kind, Loss, check_kind
@@ -23,15 +20,21 @@ from composer_plugins.testing.settings import Setting, settings
 MOST = 300  # characters of an exception: those of torch.compile have paragraphs of advice
 SHOWN = 3  # settings of a broken law that a report shows
 
+
+def untold(text: str) -> None:
+    """Show nothing."""
+
+
 Named = Loss | str | Callable[..., Any]
 
 
 def check_loss(loss: Named, *, kind: str | None = None, only: Iterable[str] = ()) -> Report:
     """Run every law on a loss, or `only` the laws of these names.
 
-    `loss` is a name of the catalogue ("grpo"), an import path ("my_package.losses:my_loss"), a file
-    ("my_losses.py:my_loss"), a function, or a row. `kind` is needed where two kinds share the name, and where
-    the first input of a function does not tell: "policy", "advantage", "divergence", "preference", "kl" or
+    `loss` is a name of the catalogue ("grpo"), a dialect ("grpo@trl"), an import path
+    ("my_package.losses:my_loss"), a file ("my_losses.py:my_loss"), a function, or a row. Where two kinds
+    share the name, the policy loss is meant unless `kind` names another. `kind` is needed where the first
+    input of a function does not tell: "policy", "advantage", "divergence", "preference", "kl" or
     "correction".
     Raises ConfigError for a loss that cannot be loaded.
     """
@@ -72,49 +75,23 @@ def _pytest_check(law: Law, row: Loss) -> None:
 
 
 def find_row(loss: Named, kind: str | None = None, options: Mapping[str, Any] | None = None) -> Loss:
-    """The row of a loss, by name, import path or function; ConfigError if there is none, or several.
+    """The row of a loss, by name, import path, file or function; ConfigError if there is none.
 
     `options` are parameters of a function, in place of its defaults.
     """
-    if options:
-        if not isinstance(loss, str) or ":" not in loss:
-            problem = f"{loss!r} is a loss of the catalogue, whose parameters are all varied"
-            raise ConfigError("--option", problem, "remove it, or name a function")
-        function, _ = with_options(function_named(loss, "loss"), None, options)
-        return replace(find_row(function, kind), name=loss)
     if isinstance(loss, Loss):
         return loss
+    if isinstance(loss, str) and not options:
+        return row_named(loss, kind)
     if kind is not None:
         check_kind(kind, "kind")
-    if isinstance(loss, str) and loss.partition(":")[0].endswith(".py"):
-        return replace(find_row(function_named(loss, "loss"), kind), name=loss)
     if not isinstance(loss, str):
         return row_of_function(loss, cast(Kind | None, kind), "loss", losses())
-    if "@" in loss:
-        base = loss.partition("@")[0]
-        raise ConfigError("loss", f"{loss!r} is a dialect", f"check {base!r}, with all its dialects")
-    return find_one(loss, kind).loss
-
-
-def function_named(path: str, option: str) -> Callable[..., Any]:
-    """The function of an import path, or of FILE.py:function; ConfigError at `option` if there is none."""
-    file, _, name = path.rpartition(":")
-    if not file.endswith(".py"):
-        return function_of_import_path(path, option)
-    place = Path(file).resolve()
-    sys.path.insert(0, str(place.parent))  # for the modules next to it
-    spec = spec_from_file_location(place.stem, place)
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    try:
-        sys.modules.setdefault(place.stem, module)  # a dataclass looks its module up
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(option, f"{file} fails: {with_place(error)}", "correct the file") from error
-    if not callable(function := getattr(module, name, None)):
-        functions = [one for one, x in vars(module).items() if callable(x) and not one.startswith("_")]
-        raise unknown(option, name, functions, noun=f"function of {file}")
-    return cast(Callable[..., Any], function)
+    if ":" not in loss:
+        problem = f"{loss!r} is a loss of the catalogue, whose parameters are all varied"
+        raise ConfigError("--option", problem, "remove it, or name a function")
+    function, _ = with_options(function_named(loss, "loss"), None, options or {})
+    return row_of_function(function, cast(Kind | None, kind), "loss", losses(), loss)
 
 
 def with_options(
@@ -180,11 +157,17 @@ def require_known(only: Iterable[str], known: Iterable[str]) -> None:
             raise unknown("only", name, known, noun="law")
 
 
-def check_row(row: Loss, only: Iterable[str] = ()) -> Report:
-    """Run every law of its kind on a row."""
-    chosen = laws_of(row, only)
-    stale = exceptions_without_a_law(row, laws_for(row.kind), f"a {row.kind}")
-    return Report(f"{row.name} ({row.kind})", (*stale, *run_laws(chosen, row)))
+def check_row(row: Loss, only: Iterable[str] = (), tell: Callable[[str], None] = untold) -> Report:
+    """Run every law of its kind on a row. `tell` is called with the name of each, before it is run."""
+    laws = laws_for(row.kind)
+    found = run_laws(laws_of(row, only), row, tell=tell, needed=first_of(laws.values()))
+    stale = exceptions_without_a_law(row, laws, f"a {row.kind}")
+    return Report(f"{row.name} ({row.kind})", (*stale, *found))
+
+
+def first_of(laws: Iterable[Law]) -> list[Law]:
+    """The laws which show that a loss can be looked at. They are run before any other that is chosen."""
+    return [law for law in laws if law.first]
 
 
 def exceptions_without_a_law(row: Loss, laws: Iterable[str], of: str) -> Iterator[Outcome]:
@@ -196,14 +179,25 @@ def exceptions_without_a_law(row: Loss, laws: Iterable[str], of: str) -> Iterato
         yield Outcome(name, "failed", problem, cause)
 
 
-def run_laws(laws: Iterable[Law], row: Loss, of: type[Setting] = Setting) -> list[Outcome]:
+def run_laws(
+    laws: Sequence[Law],
+    row: Loss,
+    of: type[Setting] = Setting,
+    tell: Callable[[str], None] = untold,
+    needed: Sequence[Law] = (),
+) -> list[Outcome]:
     """Run laws on a loss in all its settings: with its defaults, optional inputs, dialects and choices.
 
-    After a law which shows that the loss cannot be looked at, no other is run. An error that several laws
-    meet is one finding, of the law for which it is worst.
+    `needed` are run before them, and of these only what fails is returned. After a law which shows that the
+    loss cannot be looked at, no other is run. An error that several laws meet is one finding, of the law for
+    which it is worst.
     """
+    unasked = [law for law in needed if law not in laws]
+    if unasked and (failed := [one for one in run_laws(unasked, row, of) if one.status == "failed"]):
+        return failed
     unusable, found, raised = "", list[Outcome](), dict[str, list[int]]()
-    for law in laws:
+    for number, law in enumerate(laws, 1):
+        tell(f"{row.name}: law {number} of {len(laws)}, {law.name}")
         if unusable:
             found.append(Outcome(law.name, "not applicable", unusable))
             continue

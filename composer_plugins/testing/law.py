@@ -111,17 +111,10 @@ def of_the_batch(loss: Loss) -> str:
     return "it declares a statistic of the whole batch (over_batch)" if loss.over_batch else ""
 
 
-def require(
-    holds: bool | Tensor,
-    problem: str,
-    *,
-    cause: str = "",
-    usable: bool = False,
-    finding: Finding | None = None,
-) -> None:
-    """Raise BrokenLaw with this problem unless it holds."""
+def require(holds: bool | Tensor, problem: str, **options: Any) -> None:
+    """Raise BrokenLaw with this problem, and these options of its own, unless it holds."""
     if not holds:
-        raise BrokenLaw(problem, cause, usable, finding)
+        raise BrokenLaw(problem, **options)
 
 
 def some_raised_more(

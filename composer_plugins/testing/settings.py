@@ -177,11 +177,10 @@ class Setting:
     def masked(self, batch: Batch, junk: Tensor | None = None) -> Iterator[tuple[str, Batch]]:
         """Yield the batch with `junk` at the masked tokens of one input after the other."""
         mask, junk = batch["mask"], FINITE if junk is None else junk
-        tokens = {name: x for name, x in float_tensors(batch).items() if INPUTS[name].shape in SHAPES}
-        of_each = {name: x for name, x in tokens.items() if x.shape[: mask.dim()] == mask.shape}
-        dirty = {name: with_junk(x, mask, junk) for name, x in of_each.items()}
-        for name, x in dirty.items():
-            yield f"with other numbers at masked tokens of {self.named(name)}", batch | {name: x}
+        for name, x in float_tensors(batch).items():
+            if INPUTS[name].shape in SHAPES and x.shape[: mask.dim()] == mask.shape:
+                dirty = batch | {name: with_junk(x, mask, junk)}
+                yield f"with other numbers at masked tokens of {self.named(name)}", dirty
 
     def padded(self, batch: Batch) -> Iterator[tuple[str, Batch]]:
         """Yield the batch with masked columns at its end, up to 40 tokens in all."""
@@ -289,10 +288,6 @@ def main_tensor(result: Any) -> Tensor:
 
 def settings(loss: Loss, *, thorough: bool = True, of: type[Setting] = Setting) -> Iterator[Setting]:
     """Yield a loss with its defaults, with its optional inputs, and if thorough as each variant of it."""
-    return (setting.within(VOCABULARY) for setting in _settings(loss, thorough, of))
-
-
-def _settings(loss: Loss, thorough: bool, of: type[Setting]) -> Iterator[Setting]:
     base = {name: sample(loss.parameters[name]) for name, d in loss.defaults.items() if d is REQUIRED}
     for dialect in loss.dialects:  # a published number is the best one for a required parameter
         base |= {name: value for name, value in dialect.params.items() if name in base}
@@ -300,12 +295,9 @@ def _settings(loss: Loss, thorough: bool, of: type[Setting]) -> Iterator[Setting
     optional = tuple(name for name in loss.optional if name not in {*left_out, NUM_GROUPS})
     least = (UNIFORM,) if UNIFORM in optional else ()
 
-    def setting(
-        label: str,
-        passed: tuple[str, ...] = optional,
-        params: Mapping[str, Value] | None = None,
-    ) -> Setting:
-        return of(Choice(loss, base | dict(params or {}), optional=passed), f"{loss.name}{label}")
+    def setting(label: str, passed: tuple[str, ...] = optional, /, **params: Value) -> Setting:
+        choice = Choice(loss, base | params, optional=passed)
+        return of(choice, f"{loss.name}{label}").within(VOCABULARY)
 
     yield setting("", least)
     if optional != least:
@@ -318,14 +310,14 @@ def _settings(loss: Loss, thorough: bool, of: type[Setting]) -> Iterator[Setting
         yield setting(f"+{GENERATOR}", (GENERATOR,))
     for dialect in loss.dialects:
         if dialect.params:
-            yield setting(f"@{dialect.upstream}", params=dialect.params)
+            yield setting(f"@{dialect.upstream}", **dialect.params)
     for name, parameter in loss.parameters.items():
         default = loss.defaults.get(name)
         others: list[Any] = [choice for choice in parameter.choices if choice != default]
         if not parameter.choices and default is None:
             others = [sample(parameter)]
         for other in others:
-            yield setting(f"({name}={other!r})", params={name: other})
+            yield setting(f"({name}={other!r})", **{name: other})
 
 
 def require_one_without(setting: Setting, law: Check, problem: str) -> None:

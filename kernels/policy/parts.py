@@ -36,15 +36,18 @@ def clip_metrics(
 
 
 def score(
-    weight: Float[Tensor, "*batch #tokens"], advantages: Advantages, logprobs: Tokens, mask: Mask
+    weight: Float[Tensor, "*batch #tokens"] | float, advantages: Advantages, logprobs: Tokens, mask: Mask
 ) -> Tokens:
     """The score form: -sg(weight) A log pi(y_t), whose gradient in log pi is that of -weight A."""
     return coefficient(weight, advantages, mask) * keep(at_least_float32(logprobs), mask)
 
 
-def coefficient(weight: Float[Tensor, "*batch #tokens"], advantages: Advantages, mask: Mask) -> Tokens:
+def coefficient(
+    weight: Float[Tensor, "*batch #tokens"] | float, advantages: Advantages, mask: Mask
+) -> Tokens:
     """-weight A of the unmasked tokens, without a gradient; 0 elsewhere."""
-    return keep(weight.detach() * -at_least_float32(advantages).detach(), mask)
+    fixed = weight if isinstance(weight, int | float) else weight.detach()
+    return keep(fixed * -at_least_float32(advantages).detach(), mask)
 
 
 def masked_advantages(advantages: Advantages, mask: Mask) -> Advantages:

@@ -16,7 +16,6 @@ from unittest.mock import patch
 
 from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import doctor
-from composer_plugins.adapters.prime_rl_plugin import loss as prime_rl_loss
 from composer_plugins.doctor import Examination, Target
 from composer_plugins.errors import ConfigError
 from parity_tests.cases.recorded import Row, Stage, findings_in_words, in_words, said
@@ -24,7 +23,6 @@ from parity_tests.rigs import prime_rl_doubles as double
 from parity_tests.rigs.prime_rl_doubles import sample
 
 IMPORTED, CALLED = "setting up the loss, after the model is loaded", "the first call of the loss"
-LATER = f"after {prime_rl_loss.PATIENCE} sequences"
 MODULE = "composer_plugins.adapters.prime_rl_plugin"
 NEWEST = "559b447"  # the newest that was tested
 FUNCTION = f'import_path = "{MODULE}.loss_fn"'
@@ -152,8 +150,6 @@ FILES = """
 a kernel as the import path | adapters.prime_rl_plugin.loss_fn => kernels.policy.grpo
 no type of the loss | type = "custom" => # no type
 PRIME-RL's own loss | "custom" => "default"
-a hint that nothing stamps | policy = "dppo_tv@prime-rl" => hint_weight = 0.1
-a pair that nothing stamps | policy = "dppo_tv@prime-rl" => replay_weight = 1.0
 """
 CASES = (
     *(Case(name, SOUND.replace(POLICY, lines.replace("; ", "\n"))) for name, lines in rows(OPTIONS)),
@@ -180,11 +176,9 @@ def _stages(loss: dict[str, Any]) -> Iterator[Stage]:
         module, name = loss["import_path"].rsplit(".", 1)
         found["function"] = getattr(import_module(module), name)
 
-    def call(times: int = 1) -> None:
+    def call() -> None:
         with patch.object(prime_rl_plugin, "_losses", {}):
-            for _ in range(times):
-                found["function"](inputs, **loss.get("kwargs", {}))
+            found["function"](inputs, **loss.get("kwargs", {}))
 
     yield IMPORTED, set_up
     yield CALLED, call
-    yield LATER, lambda: call(prime_rl_loss.PATIENCE)

@@ -183,7 +183,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "TRL's KL beside a loss that has no mean": {"policy": "importance_sampling", "beta": 0.1},
     "Dr. GRPO without a length": {"policy": "dr_grpo", **NO_LENGTH},
     "one completion per prompt": {"num_generations": 1},
-    "a cut distribution beside vLLM's weights": {"policy": "grpo", "use_vllm": True, "top_p": 0.9},
     "vLLM's weights beside a loss that has the rollout's ratio": {"policy": "dppo_tv", "use_vllm": True},
     "one vLLM weight per sequence beside VESPO": {"policy": "vespo", **SEQUENCE_MASK},
     "an advantage, as in verl": {"advantage": "rloo"},

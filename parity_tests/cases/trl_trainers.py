@@ -1,4 +1,4 @@
-"""Trainer classes behind the mixin, and the channels that do not work with each (docs/trl_support.md)."""
+"""Trainer classes behind the mixin, and the channels that do not work with each (docs/trl_options.md)."""
 
 import importlib
 from functools import cache

@@ -19,7 +19,7 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
 from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
 from verl.utils.config import omega_conf_to_dataclass
 
-from composer_plugins.adapters.verl_plugin import doctor, estimators, upstream
+from composer_plugins.adapters.verl_plugin import doctor, upstream
 from composer_plugins.adapters.verl_plugin import options as verl_options
 from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run, diagnosed
 from composer_plugins.frameworks.verl import Key
@@ -131,7 +131,6 @@ def _stages(tree: dict[str, Any], refused: str) -> Iterator[Stage]:
     groups = [str(i // run.at(Key.GROUP_SIZE)) for i in range(4)]
 
     def advantages() -> None:
-        estimators.WARNED.clear()
         estimator = get_adv_estimator_fn(run.estimator)
         if is_ours(run.estimator):
             given = {"token_level_rewards": numbers, "response_mask": mask, "index": groups}

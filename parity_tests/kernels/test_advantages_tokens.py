@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -27,6 +27,12 @@ from composer_plugins.testing.strategies import grouped_rewards, token_batches
 Batch = dict[str, Tensor]
 GAMMAS = st.sampled_from([0.0, 0.9, 1.0])  # 0.5 would hide a gamma in float32
 VARIANCE_EPS = 0.01
+# The first tokens are certain, so that the weights of an optimal baseline sum to 0.
+CERTAIN: Batch = {
+    "old_logprobs": torch.tensor([[0.0, -2.1], [0.0, -0.4]], dtype=torch.float64),
+    "advantages": torch.tensor([[1.2], [0.5]], dtype=torch.float64),
+    "mask": torch.ones(2, 2, dtype=torch.bool),
+}
 
 
 def backwards(mask: Tensor, step: Callable[[int, int, int | None], float]) -> Tensor:
@@ -118,6 +124,7 @@ def counts_before(mask: Tensor, i: int, t: int) -> int:
     by_token=st.booleans(),
     eps=st.sampled_from([0.0, 0.01]),
 )
+@example(batch=CERTAIN, seed=9, alone="zero", weighted=False, by_token=False, eps=0.0)
 def test_optimal_token_baseline_equals_loops(
     batch: Batch, seed: int, alone: str, weighted: bool, by_token: bool, eps: float
 ) -> None:
@@ -144,10 +151,11 @@ def test_optimal_token_baseline_equals_loops(
         ]
         if len(there) == 1:
             return float(earned[i, t]) if alone == "raw" else 0.0
-        total = math.fsum(norm_so_far(*one) for one in there)
-        return float(earned[i, t]) - math.fsum(
-            norm_so_far(*one) * float(earned[tuple(one)]) for one in there
-        ) / (total + eps)
+        norms = [norm_so_far(*one) for one in there]
+        if not (total := math.fsum(norms) + eps):  # every token so far was certain
+            norms, total = [1.0] * len(there), float(len(there))
+        returned = [float(earned[tuple(one)]) for one in there]
+        return float(earned[i, t]) - math.fsum(map(math.prod, zip(norms, returned, strict=True))) / total
 
     kernel = tir_optimal_token_baseline if by_token else optimal_token_baseline
     option = {"correction_weights": with_junk(weights, mask)} if weighted else {}

@@ -207,13 +207,12 @@ def test_a_positive_log_probability_is_rejected_only_where_it_is_unmasked() -> N
             check(choice, **{name: x})
 
 
-def test_a_loss_is_found_by_its_name_alone_unless_two_kinds_have_it() -> None:
+def test_a_name_alone_finds_a_loss_and_of_two_kinds_the_policy_loss(caplog: Any) -> None:
     assert find_one("dapo@trl").name == "dapo@trl"
     assert find_one("dro").params == {}  # a required parameter may be missing
     assert find_one("grpo", kind="advantage").loss.kind == "advantage"
-    message = "'grpo' is of several kinds; set kind .--kind. to policy or advantage"
-    with pytest.raises(ConfigError, match=message):
-        find_one("grpo")
+    assert not caplog.messages and find_one("grpo").loss.kind == "policy"
+    assert caplog.messages == ["grpo: taken as a policy loss; set kind (--kind) to advantage for the other"]
     with pytest.raises(ConfigError, match="unknown loss 'dapoo'; did you mean 'dapo'"):
         find_one("dapoo")
 

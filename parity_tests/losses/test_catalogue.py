@@ -2,7 +2,6 @@
 
 import math
 import re
-import tomllib
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +20,9 @@ from composer_plugins.losses.derived import check_row
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, Loss, Parameter
 from composer_plugins.testing.settings import settings
+from docs.generator.tex import table, tex
 from parity_tests.rigs.every import row_id
-from parity_tests.rigs.paths import ROOT, TESTS
+from parity_tests.rigs.paths import TESTS
 
 LOSSES = losses()
 NO_REFERENCE = "no reference obtainable: "
@@ -66,19 +66,19 @@ NAME = re.compile(r"\\text\{([a-z]+(?:\\_[a-z]+)+)\}")  # of a parameter or an i
 
 @over_rows
 def test_a_loss_has_a_formula_of_its_own_parameters_and_inputs(loss: Loss) -> None:
-    assert loss.tex.strip()
-    for line in loss.tex.strip().splitlines():
+    displays = tex(loss).strip()
+    assert displays
+    for line in displays.splitlines():
         assert line.count("{") == line.count("}") and line.count(r"\left") == line.count(r"\right"), line
         assert line.count(r"\begin") == line.count(r"\end"), line
-    named = {name.replace(r"\_", "_") for name in NAME.findall(loss.tex)}
+    named = {name.replace(r"\_", "_") for name in NAME.findall(displays)}
     assert named <= {*loss.parameters, *loss.needs, *loss.optional}
 
 
 def test_the_file_of_formulas_has_no_row_of_a_loss_that_is_gone() -> None:
-    table = tomllib.loads((ROOT / "composer_plugins/losses/bundled/formulas.toml").read_text())
     listed = (loss for family in bundled.FAMILIES for loss in family.LOSSES)
     rows = {(loss.kind, loss.name) for loss in listed if not loss.tex}  # others have it in their row
-    assert {(kind, name) for kind, names in table.items() for name in names if name != "shared"} == rows
+    assert {(kind, name) for kind, names in table().items() for name in names if name != "shared"} == rows
 
 
 # Parameters
@@ -121,7 +121,8 @@ def test_a_kernel_refuses_an_unknown_choice_and_lists_the_known_ones(loss: Loss)
 @pytest.mark.parametrize(
     ("values", "error"),
     [
-        ({"policy": "trl"}, "policy: unknown policy loss 'trl'; known: "),
+        ({"policy": "zzz"}, "policy: unknown policy loss 'zzz'; known: "),
+        ({"policy": "trl"}, "policy: 'trl' is an upstream, not a loss; a dialect is written with its "),
         ({"policy": ""}, "policy: no policy loss is given; known: "),
         ({"policy_params": {"clip": 1}}, "policy_params.clip: unknown grpo parameter 'clip'; "),
         ({"policy": "dro"}, "policy_params.beta: 'dro' has no default for it: "),

@@ -204,7 +204,7 @@ KERNELS = {  # the fault of each, if it has one
     "writes": "'writes' writes to its input 'mask', which the framework goes on to use; compute on a copy: "
     "mask.clone()",
     "required": "its kernel acme_losses:required fails on the worked example: ValueError: scale has "
-    "neither a default nor an example: Parameter(..., example=1)",
+    "no default: write scale=1, or Parameter(..., example=1) in a row",
 }
 
 
@@ -224,7 +224,7 @@ def test_the_kernel_of_a_plugin_is_explained_and_compared_and_its_fault_is_named
     assert compared.exit_code == (not is_sound) and ("-0.4" in compared.stdout) == is_sound
     assert is_sound or faults[-1] in compared.stderr
     if is_sound:
-        listed = runner.invoke(app, ["list", "--kind", "policy"])
+        listed = runner.invoke(app, ["list", "-v", "--kind", "policy"])
         assert listed.exit_code == 1
         assert listed.stderr == "".join(f"error: {fault}\n" for fault in FAULTS[:2])
         assert "a loss of mine [plugin: acme-losses 2.5]" in listed.stdout and "@acme" in listed.stdout

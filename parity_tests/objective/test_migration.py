@@ -23,7 +23,16 @@ from composer_plugins.objective.resolve import migrate, resolve
 from parity_tests.cases.verl_config import ACTOR, CORRECTION, ESTIMATOR, GROUP_SIZE, LOSS_MODE, NODE, changed
 
 # Options of ComposerConfig that no channel has.
-NOT_OF_A_CHANNEL = {"policy", "policy_params", "advantage", "advantage_params", "old_policy"}
+NOT_OF_A_CHANNEL = {
+    "health",
+    "record_batches",
+    "record_every",
+    "policy",
+    "policy_params",
+    "advantage",
+    "advantage_params",
+    "old_policy",
+}
 NOT_OF_A_CHANNEL |= {"rollout_correction", "rollout_correction_params"}
 GRPO = {ESTIMATOR: "grpo", "algorithm.norm_adv_by_std_in_grpo": False, GROUP_SIZE: 8}
 GPG, SAPO, GEO_MEAN = ({LOSS_MODE: name} for name in ("gpg", "sapo", "geo_mean"))

@@ -140,11 +140,20 @@ def test_json_has_the_files_and_the_options_of_the_words(tmp_path: Path) -> None
     assert found["files"] == [str(file)] and found["overrides"] == ["+a.b=1"]
 
 
-@pytest.mark.parametrize("name", ["run.sh", "run.slurm", "train.py", "config_registry.py:7"])
+@pytest.mark.parametrize("name", ["run.sh", "run.slurm"])
 def test_a_script_is_one_error_that_says_what_to_put_into_it(name: str) -> None:
     for command in (["doctor"], ["migrate", "--from", "verl", "--to", "trl"]):
         said = error(*command, name)
         assert said.startswith(
             f"{name}: a script is not read; put `composer-plugins doctor --framework verl --`"
         )
-        assert "my_package.config_registry:my_config_function" in said
+
+
+def test_python_code_is_no_config_and_the_error_says_which_command_reads_it() -> None:
+    for command in (["doctor"], ["migrate", "--from", "verl", "--to", "trl"]):
+        for name in ("losses/mine.py", "losses/mine.py:7"):
+            assert error(*command, name) == (
+                f"{name}: it is Python code, and not a config; check a loss with `composer-plugins check "
+                "losses/mine.py:FUNCTION`, and of torchtitan name the function that makes the config, as "
+                "my_package.config_registry:my_config_function"
+            )

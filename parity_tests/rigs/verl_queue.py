@@ -50,7 +50,9 @@ class Queue:
     def kv_batch_get(self, *, keys: list[str], partition_id: str, select_fields: Any = None) -> TensorDict:
         """The rows, nested as verl nests them."""
         rows = [self.rows[partition_id, key] for key in keys]
-        return list_of_dict_to_tensordict([{n: row[n] for n in select_fields or row} for row in rows])
+        return list_of_dict_to_tensordict(
+            [{n: row[n] for n in select_fields or row if n in row} for row in rows]
+        )
 
     def kv_clear(self, *, keys: list[str], partition_id: str) -> None:
         for key in keys:

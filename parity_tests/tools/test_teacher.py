@@ -1,6 +1,7 @@
 """`composer_plugins.teacher`, on a model whose distributions are written down: each number by plain loops."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.teacher import TEMPLATES, Measured, Subject, advice, measure, named_templates
+from composer_plugins.teacher.measuring import other_rows
 from composer_plugins.teacher.subject import chosen_rows
 
 SYMBOLS = ["<end>", *"abcdefghijklmnopqrstuvwxyz =:.\n"]
@@ -194,3 +196,58 @@ def test_templates_are_named_or_texts_with_their_fields() -> None:
     for wrong in ("lablled", "{prompt}", "{hint}"):
         with pytest.raises(ConfigError, match="template"):
             named_templates([wrong])
+
+
+class Reader(Model):
+    """A hint counts only where it names the prompt that it stands before: "the hint for a is r a="."""
+
+    def distribution(self, ids: torch.Tensor) -> torch.Tensor:
+        text = decode(ids.tolist())
+        asked = text.partition("=")[0][-1:]
+        return super().distribution(ids if f"for {asked} " in text else ids[ids != SYMBOLS.index("h")])
+
+
+TEMPLATE = {"one": "{privileged_context} {prompt}"}
+NAMED = [{"prompt": one, "privileged_context": f"the hint for {one} is r"} for one in "abcdefghij"]
+
+
+def with_controls(model: Model) -> list[Measured]:
+    torch.manual_seed(0)
+    return [*measure(replace(subject(NAMED, samples=8), model=model), TEMPLATE, control=True)]
+
+
+def test_a_right_hint_is_better_than_the_controls_by_the_means_over_rows() -> None:
+    policy, right, *controls = found = with_controls(Reader())
+    assert [one.name for one in found] == ["", "one", "one, wrong hint", "one, unrelated example"]
+    for control in controls:
+        assert control.better == pytest.approx(right.sampled - control.sampled)
+        assert control.better > 2 * control.better_error > 0 and control.shown == 1
+        assert (control.forward_kl, control.ordered) == (pytest.approx(0, abs=1e-12), 0.5)
+    advised = advice(found)
+    assert advised.best == right and math.isnan(right.better)
+    assert [(one.severity, one.key) for one in advised.findings] == [("info", c.name) for c in controls]
+    torch.manual_seed(0)
+    plain = [*measure(replace(subject(NAMED, samples=8), model=Reader()), TEMPLATE)]
+    assert repr(plain) == repr(found[:2])
+
+
+def test_a_hint_that_is_not_better_than_a_control_is_a_warning_and_stays_chosen() -> None:
+    found = advice(with_controls(Model()))  # which any hint tells the answer
+    assert [(one.severity, one.key) for one in found.findings] == [
+        ("warning", "one, wrong hint"),
+        ("warning", "one, unrelated example"),
+    ]
+    assert found.best is not None and found.best.name == "one"
+
+
+@pytest.mark.parametrize("hints", ["abcdefg", "aabbcc", "aaabc", "ab", "aaaab"])
+def test_each_row_gets_the_hint_of_another_row(hints: str) -> None:
+    rows = [{"prompt": i, "privileged_context": hint} for i, hint in enumerate(hints)]
+    for seed in range(20):
+        others = other_rows(rows, seed)
+        assert others == other_rows(rows, seed) and {id(one) for one in others} == {*map(id, rows)}
+        assert all(one is not other for one, other in zip(rows, others, strict=True))
+        same = sum(
+            a["privileged_context"] == b["privileged_context"] for a, b in zip(rows, others, strict=True)
+        )
+        assert same == max(0, 2 * max(map(hints.count, hints)) - len(hints))

@@ -16,7 +16,6 @@ from composer_plugins.adapters.verl_plugin.options import (
     TARGET,
     TRAINER,
     WORKER_NODE,
-    WORKER_OVERRIDES,
     Channels,
     LossKind,
 )
@@ -76,6 +75,26 @@ class Run(NamedTuple):
     def names_trainer(self) -> bool:
         """Whether the config names a v1 trainer other than verl's default."""
         return self.trainer not in ("", upstream.DEFAULT_TRAINER)
+
+    @property
+    def inputs(self) -> list[str]:
+        """The inputs that composer_sync passes to the policy loss of this config, a sound one."""
+        if not self.names_our_loss:
+            return []
+        asked, _ = verl_options.asked(self.node(WORKER_NODE), "policy", loss_in(self.loss))
+        found = verl_options.from_batch(asked.choice) if asked is not None else []
+        return found if self.keeps_rollout else [name for name in found if name == "ref_logprobs"]
+
+    @property
+    def keeps_rollout(self) -> bool:
+        """Whether the batch has the rollout engine's log-probabilities beside the trainer's."""
+        return bool(self.at(Key.ROLLOUT_LOGPROBS)) and not self.at(Key.BYPASS)
+
+    @property
+    def own_kl(self) -> str:
+        """The key of the weight of a KL that verl adds; "" where it adds none."""
+        kls = (Key.USE_KL_LOSS, Key.KL_COEF), (Key.KL_IN_REWARD, Key.REWARD_KL_COEF)
+        return next((weight for switch, weight in kls if self.at(switch) and self.at(weight)), "")
 
     def node(self, path: str) -> dict[str, Any]:
         """Return a table of options; {} where there is none."""
@@ -156,7 +175,8 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
             found.append(Finding("error", key, in_a_line(error), remedy))
         return asked
 
-    of_rewards, of_tokens = chosen(node, "advantage", run.estimator), chosen(seen, "policy", run.loss)
+    chosen(node, "advantage", run.estimator)
+    of_tokens = chosen(seen, "policy", run.loss)
     named = loss_in(run.loss) if verl_options.is_known(run.loss, "policy") else None
     whole, more = verl_options.asked(node, "policy", named)
     found += more
@@ -176,8 +196,6 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
         if not more.errors:
             yield from verl_options.different_in_the_workers(config, node, policy_loss, seen)
         yield from verl_options.undelivered(config, delivers=delivers)
-    if of_rewards is not None and (config is None or config.policy_weight):
-        yield from verl_options.group_of_one(of_rewards.choice, run.at(Key.GROUP_SIZE))
     yield from _distillation(run, channels)
     yield from verl_options.reduction(of_tokens and of_tokens.choice, str(run.at(Key.AGG_MODE) or ""))
     wrong = Findings()
@@ -185,7 +203,11 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
         verl_options.check_scale_factor(run.at(Key.SCALE_FACTOR))
     yield from wrong
     if of_tokens is not None:
-        yield from _old_policy(run, of_tokens.choice)
+        has_reference = upstream.needs_reference(run.tree)
+        yield from verl_options.reference(
+            of_tokens.choice, delivers=delivers, loaded=has_reference, kl=run.own_kl
+        )
+        yield from _old_policy(run, of_tokens.choice, delivers=delivers)
     if channels is not None:
         yield from _channel_conflicts(run, channels)
 
@@ -234,13 +256,11 @@ def _nothing_of_ours(run: Run) -> Finding:
 
 def _without_effect(run: Run, config: ComposerConfig) -> Iterator[Finding]:
     """Yield options of the advantage or the policy where verl's own estimator or loss runs."""
-    for key, name, options, remedy in (
-        (Key.ESTIMATOR, run.estimator, ADVANTAGE_OPTIONS, f"{Key.ESTIMATOR}=composer"),
-        (Key.LOSS_MODE, run.loss, POLICY_OPTIONS, f"{Key.LOSS_MODE}=composer {WORKER_OVERRIDES}"),
-    ):
-        if not is_ours(name) and (given := [one for one in options if one in config.model_fields_set]):
-            problem = f"it is set, and it has no effect, because {key} is {name!r}"
-            yield Finding("error", f"{NODE}.{given[0]}", problem, f"set {remedy}, or remove it")
+    given = [one for one in ADVANTAGE_OPTIONS if one in config.model_fields_set]
+    if given and not is_ours(run.estimator):
+        problem = f"it is set, and it has no effect, because {Key.ESTIMATOR} is {run.estimator!r}"
+        yield Finding("error", f"{NODE}.{given[0]}", problem, f"set {Key.ESTIMATOR}=composer, or remove it")
+    yield from verl_options.policy_without_effect(config, run.loss)
 
 
 def _read_elsewhere(run: Run, seen: Mapping[str, Any]) -> Iterator[Finding]:
@@ -253,12 +273,22 @@ def _read_elsewhere(run: Run, seen: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding("error", f"{WORKER_NODE}.{option}", problem, remedy)
 
 
-def _old_policy(run: Run, policy: Choice) -> Iterator[Finding]:
-    """Yield a warning where `old_log_probs` are the trainer's and the loss needs the rollout policy's."""
-    if "rollout_logprobs" in policy.loss.needs and not run.at(Key.BYPASS):
+def _old_policy(run: Run, policy: Choice, *, delivers: bool) -> Iterator[Finding]:
+    """Yield a warning where a loss that needs the rollout policy's gets the trainer's `old_log_probs`.
+
+    Where it gets the rollout policy's, an error if verl's own correction would count the ratio a second time.
+    """
+    from_batch = delivers and "rollout_logprobs" in verl_options.from_batch(policy)
+    if from_batch and run.keeps_rollout:
+        if run.at(Key.CORRECTED) and "rollout_logprobs" in (*policy.loss.needs, *policy.optional):
+            problem = f"{policy.name!r} contains the ratio to the rollout engine already, and would be "
+            yield Finding("error", Key.CORRECTED, f"{problem}corrected twice", f"set {Key.CORRECTED}=null")
+    elif "rollout_logprobs" in policy.loss.needs and not run.at(Key.BYPASS):
         problem = f"{policy.name!r} compares with the rollout policy, and verl's old_log_probs are the "
         problem += "trainer's own recomputation"
         remedy = f"set {Key.BYPASS}=True {Key.ROLLOUT_LOGPROBS}=True, which makes them the rollout engine's"
+        if from_batch:
+            remedy = f"set {Key.ROLLOUT_LOGPROBS}=True, with which the loss gets the rollout engine's too"
         kept = run.at(Key.ROLLOUT_LOGPROBS)
         yield Finding("info" if kept else "warning", Key.BYPASS, problem, remedy)
 

@@ -32,6 +32,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
 from composer_plugins.adapters.verl_plugin.sync_trainer.logits import log_odds
 from composer_plugins.adapters.verl_plugin.sync_trainer.metrics import HINT, POLICY, means_to_sums
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.verl import BATCH_INPUTS
 from composer_plugins.kernels.divergences.supports import Pair, with_rest
 from composer_plugins.kernels.masking import at_least_float32
 from composer_plugins.kernels.types import Metric as TokenMetric
@@ -52,8 +53,9 @@ class ComposerLoss:
     the coefficients that the trainer computed. Both are 0 in a micro-batch that has neither.
     """
 
-    def __init__(self, actor: Any, node: Mapping[str, Any]) -> None:
+    def __init__(self, actor: Any, node: Mapping[str, Any], inputs: Sequence[str] = ()) -> None:
         self.actor, self.node = actor, dict(node)
+        self.inputs = {name: BATCH_INPUTS[name] for name in inputs}  # of the policy loss
         self.hint_metrics: Mapping[str, TokenMetric] | None = None  # of the last micro-batch
         self.shown: Tensor | None = None  # of this one: what the hint reads of the logits, [hinted, ...]
 
@@ -76,7 +78,7 @@ class ComposerLoss:
             self.shown = self.hinted_logits(student_logits, data)
             return {}
         assert model_output is not None
-        with under_composer_sync():
+        with under_composer_sync(inputs={ours: padded(data, name) for ours, name in self.inputs.items()}):
             loss, metrics = ppo_loss(self.actor, model_output, data, dp_group)
         ours = {name: metrics.pop(name).values[0] for name in list(metrics) if name.startswith(POLICY)}
         metrics |= means_to_sums(ours, int(padded(data, "response_mask").sum()), POLICY)

@@ -20,9 +20,10 @@ from verl.utils.profiler import marked_timer
 
 from composer_plugins.adapters.verl_plugin import options as verl_options
 from composer_plugins.adapters.verl_plugin.sync_trainer.batch_layout import add_replayed_rows
-from composer_plugins.adapters.verl_plugin.sync_trainer.checks import examined
+from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run, examined
 from composer_plugins.adapters.verl_plugin.sync_trainer.dataset import check_rows
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import TAID_T
+from composer_plugins.adapters.verl_plugin.sync_trainer.health import measure_step
 from composer_plugins.adapters.verl_plugin.sync_trainer.hint import add_teacher_logprobs
 from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
 from composer_plugins.adapters.verl_plugin.sync_trainer.metrics import HINT, sums_to_means
@@ -32,6 +33,7 @@ from composer_plugins.adapters.verl_plugin.upstream import SHOW_LOGITS
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, enforce
 from composer_plugins.frameworks.verl import Key
+from composer_plugins.health.watch import Health
 
 MODELS = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
 
@@ -49,9 +51,12 @@ class ComposerTrainer(PPOTrainerSync):
         import_external_libs(at(config, Key.EXTERNAL_LIB))  # they may register names
         tree: Any = OmegaConf.to_container(config, resolve=True)
         enforce(examined(tree)["findings"])
+        self.inputs = Run(tree).inputs
         self.config = config
         self.channels = verl_options.channels_of_node(verl_options.node_of(config.algorithm))
         self.policy_only = not (self.channels.hint or self.channels.replay)
+        self.sets_loss = bool(self.inputs) or not self.policy_only
+        self.health = Health(on=self.channels.config.health)
         super().__init__(config)
 
     def _init_dataloader(self) -> None:
@@ -73,22 +78,23 @@ class ComposerTrainer(PPOTrainerSync):
     def on_init_end(self) -> None:
         """Set the actor's loss function, after verl's own initialisation."""
         super().on_init_end()
-        if not self.policy_only:
+        if self.sets_loss:
             actor = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
-            self.actor_rollout_wg.set_loss_fn(
-                ComposerLoss(actor, verl_options.node_of(self.config.algorithm))
-            )
+            node = verl_options.node_of(self.config.algorithm)
+            self.actor_rollout_wg.set_loss_fn(ComposerLoss(actor, node, self.inputs))
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         with verl_options.under_composer_sync(batch.keys):
             batch = super()._compute_advantage(batch, metrics)
+        if self.health.on:
+            measure_step(self.health, batch, metrics)
         if not self.channels.hint:
             return batch
         with marked_timer("composer_teacher", self.timing_raw):
             return add_teacher_logprobs(self, batch, metrics)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        if self.policy_only:
+        if not self.sets_loss:
             return super()._update_actor(batch, metrics)
         extra_info: dict[str, Any] = {SHOW_LOGITS: True} if self.channels.compares_distributions else {}
         if self.channels.config.hint_t_start is not None:

@@ -76,7 +76,7 @@ def openrlhf(note: str) -> Dialect:
 LOSSES = (
     within_groups(
         name="grpo",
-        summary="the reward's deviation from its group's mean, in standard deviations",
+        summary="the reward less the group's mean, in standard deviations",
         paper="arXiv 2402.03300",
         exceptions={f"{OVER_GROUPS}(scale='batch')": WHITENED},
         parameters={
@@ -186,7 +186,7 @@ LOSSES = (
     ),
     within_groups(
         name="grpo_leave_one_out",
-        summary="GRPO whose mean and standard deviation are those of the other rewards of the group",
+        summary="as grpo, by mean and deviation of the group's other rewards",
         paper="no paper: NVIDIA-NeMo/RL",
         parameters={"eps": EPS},
         dialects=(
@@ -198,7 +198,7 @@ LOSSES = (
     ),
     within_groups(
         name="maxrl",
-        summary="the reward's deviation from its group's mean, over that mean",
+        summary="the reward less the group's mean, over that mean",
         paper="arXiv 2602.02710",
         parameters={"eps": replace(EPS, help="added to the mean"), "singleton": SINGLETON},
         dialects=(
@@ -230,7 +230,7 @@ LOSSES = (
     ),
     within_groups(
         name="gpg",
-        summary="the reward's deviation, scaled up by the batch's share of rewards without a signal",
+        summary="as dr_grpo, scaled up for rewards without a signal",
         paper="arXiv 2504.02546",
         exceptions={OVER_GROUPS: "divided by the share of the rows that have an advantage"},
         parameters={"f_norm": Parameter("divides the advantage", low=1e-6), "singleton": SINGLETON},
@@ -244,7 +244,7 @@ LOSSES = (
     ),
     within_groups(
         name="pass_at_k",
-        summary="only the best of a group: by how much it beats the second best",
+        summary="the best of a group alone: its lead over the second best",
         paper="arXiv 2503.19595",
         parameters={
             "scale": Parameter("what divides the lead", choices=("group", "none")),
@@ -261,7 +261,7 @@ LOSSES = (
     ),
     within_groups(
         name="pass_at_k_training",
-        summary="the advantage of pass@k, over all groups of k that a prompt's rollouts make",
+        summary="the advantage of pass@k, over all groups of k rollouts",
         paper="arXiv 2508.10751",
         parameters={
             "k": Parameter(
@@ -282,7 +282,7 @@ LOSSES = (
     ),
     within_groups(
         name="bnpo",
-        summary="the reward's deviation, over the density of a Beta distribution fitted to the prompts",
+        summary="as dr_grpo, over the density of a fitted Beta distribution",
         paper="arXiv 2506.02864",
         exceptions={OVER_GROUPS: "the distribution is fitted to all prompts of the batch"},
         parameters={"singleton": SINGLETON},
@@ -299,7 +299,7 @@ LOSSES = (
     ),
     advantage(
         name="a2po",
-        summary="the reward less the value of the best policy near a reference, by the reference's rewards",
+        summary="the reward less the best value near a reference policy",
         paper="arXiv 2505.20686",
         needs=("rewards", "reference_rewards"),
         optional=("mask",),
@@ -316,7 +316,7 @@ LOSSES = (
     ),
     token_baseline(
         name="optimal_token_baseline",
-        summary="the return less the baseline of least variance, at each token",
+        summary="the return less the baseline of least variance, per token",
         parameters={
             "by": Parameter("where rollouts are compared", choices=("position", "token")),
             "alone": ALONE,
@@ -332,7 +332,7 @@ LOSSES = (
     ),
     token_baseline(
         name="tir_optimal_token_baseline",
-        summary="the optimal token baseline, at the same count of tokens whatever tools wrote between",
+        summary="the optimal token baseline, without the tokens of tools",
         parameters={"alone": ALONE, "eps": OTB_EPS},
         dialects=(
             verl(
@@ -363,7 +363,7 @@ LOSSES = (
     ),
     within_groups(
         name="reinforce_pp_baseline",
-        summary="the reward's deviation from its group's mean, whitened over the batch",
+        summary="as dr_grpo, whitened over the batch",
         paper="arXiv 2501.03262",
         optional=("lengths", "mask", "num_groups"),
         exceptions={OVER_GROUPS: WHITENED},
@@ -378,7 +378,7 @@ LOSSES = (
     ),
     advantage(
         name="gdpo",
-        summary="several rewards, each normalised in its group, summed and normalised over the batch",
+        summary="several rewards, each normalised by group, then their sum",
         paper="arXiv 2601.05242",
         needs=("reward_components", "group_ids"),
         optional=("mask", "lengths", "component_weights", "component_mask", "num_groups"),
@@ -443,7 +443,7 @@ LOSSES = (
     ),
     with_critic(
         name="length_adaptive_gae",
-        summary="GAE whose lambda grows with the length of the response (VAPO)",
+        summary="GAE whose lambda grows with the response's length (VAPO)",
         paper="arXiv 2504.05118",
         parameters={
             "gamma": GAMMA,

@@ -261,7 +261,7 @@ LOSSES = (
     ),
     divergence(
         name="reverse_kl_topk",
-        summary="reverse KL from the teacher's k largest log-probabilities, and a tail bucket",
+        summary="reverse KL of the teacher's top k, with a tail bucket",
         paper="arXiv 2608.14728",
         needs=TOP_K,
         parameters=TOP_K_SUPPORT,
@@ -285,7 +285,7 @@ LOSSES = (
     ),
     divergence(
         name="generalized_reverse_kl_topk",
-        summary="reverse KL of k entries that need not sum to 1: at least 0 on any of them",
+        summary="reverse KL of k entries that need not sum to 1, at least 0",
         paper="arXiv 2606.30406",
         needs=TOP_K,
         parameters={"temperature": TOP_K_SUPPORT["temperature"]},
@@ -293,7 +293,7 @@ LOSSES = (
     ),
     divergence(
         name="symmetric_kl_topk",
-        summary="weighted sum of forward and reverse KL, from the teacher's k largest log-probabilities",
+        summary="weighted forward and reverse KL of the teacher's top k",
         paper="NVIDIA-NeMo/RL",
         needs=TOP_K,
         parameters={
@@ -359,7 +359,7 @@ LOSSES = (
     ),
     divergence(
         name="sdpo",
-        summary="JSD on the student's top k and a tail, weighted by a capped ratio",
+        summary="JSD on the student's top k, weighted by a capped ratio",
         paper="arXiv 2601.20802",
         optional=("student_logprobs", "old_logprobs"),
         parameters={"alpha": TEACHER_WEIGHT} | SUPPORT | {"ratio_cap": RATIO_CAP},
@@ -380,7 +380,7 @@ LOSSES = (
     ),
     divergence(
         name="alpha_beta",
-        summary="the alpha-beta divergence: both KLs and all between them, by two exponents",
+        summary="both KLs and all between them, by two exponents",
         paper="arXiv 2505.04560",
         parameters={
             "alpha": Parameter("exponent of the teacher; 0 is a reverse KL", low=0),
@@ -401,7 +401,7 @@ LOSSES = (
     divergence(
         name="todi",
         gradient="surrogate",
-        summary="both KLs, mixed at each entry by how much more likely the teacher finds it",
+        summary="both KLs, mixed at each entry by teacher over student",
         paper="arXiv 2505.16297",
         parameters=SUPPORT,
         proof=f"{GOLDEN}::test_todi_equals_its_authors",
@@ -416,7 +416,7 @@ LOSSES = (
     ),
     divergence(
         name="uld",
-        summary="distance of sorted probabilities, for a teacher with another tokenizer",
+        summary="distance of sorted probabilities, for another tokenizer",
         paper="arXiv 2402.12030",
         parameters={"temperature": SUPPORT["temperature"]},
         exceptions={
@@ -443,7 +443,7 @@ LOSSES = (
         name="taid",
         gradient="surrogate",
         path="composer_plugins.kernels.taid:taid",
-        summary="cross-entropy against a teacher between the student and the real one",
+        summary="cross-entropy to the teacher, mixed with the student",
         paper="arXiv 2501.16937",
         parameters={"t": Parameter("the teacher's weight in the logits", low=0, high=1, example=0.4)},
         proof="kernels/test_taid.py::test_loss_and_its_kl_equal_plain_loops",

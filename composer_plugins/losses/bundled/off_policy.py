@@ -24,7 +24,7 @@ STEP = Parameter("by how much a bound is moved at a time", low=0.01)
 LOSSES = (
     with_ratio(
         name="spo",
-        summary="PPO with a quadratic penalty on the ratio in place of the clip",
+        summary="PPO with a quadratic penalty in place of the clip",
         paper="arXiv 2401.16025",
         parameters={"epsilon": Parameter("the shift of the ratio at which the loss is least", low=0.01)},
         dialects=(
@@ -39,7 +39,7 @@ LOSSES = (
     ),
     policy(
         name="drpo",
-        summary="DPPO with a quadratic penalty on the shift of the probability in place of the mask",
+        summary="DPPO with a quadratic penalty in place of the mask",
         paper="arXiv 2606.09821",
         needs=ROLLOUT,
         parameters={
@@ -62,7 +62,7 @@ LOSSES = (
     with_ratio(
         name="kimi_k15",
         over_sequence=True,
-        summary="REINFORCE with the square of the whole response's log ratio (Kimi k1.5's mirror descent)",
+        summary="REINFORCE with the squared log ratio of the whole response",
         paper="arXiv 2501.12599",
         parameters={"tau": TAU},
         mode="seq-mean-token-sum",
@@ -72,7 +72,7 @@ LOSSES = (
         name="topr",
         over_sequence=True,
         gradient="score",
-        summary="REINFORCE whose bad responses fade as the policy unlearns them",
+        summary="REINFORCE whose bad responses fade as they are unlearned",
         paper="arXiv 2503.14286",
         parameters={
             "level": Parameter(
@@ -98,7 +98,7 @@ LOSSES = (
     with_ratio(
         name="rec",
         gradient="score",
-        summary="REINFORCE on old data with PPO's clip as a mask, and no importance weight",
+        summary="REINFORCE with PPO's clip as a mask, and no weight",
         paper="arXiv 2509.24203",
         parameters={
             "clip": Parameter("which tokens are dropped", choices=("none", "one-side", "two-side", "ring")),
@@ -134,7 +134,7 @@ LOSSES = (
     ),
     policy(
         name="opmd",
-        summary="REINFORCE with a smaller step for a stronger regulariser (Trinity's mirror descent)",
+        summary="REINFORCE with smaller steps for a stronger regulariser",
         paper="arXiv 2505.17826",
         needs=("logprobs", "advantages", "mask"),
         parameters={"tau": Parameter("the loss is divided by 1 + tau", low=0)},
@@ -165,7 +165,7 @@ LOSSES = (
     ),
     policy(
         name="luffy",
-        summary="LUFFY's term for responses of another policy: the shaped probability as the weight",
+        summary="responses of another policy, weighted by shaped probability",
         paper="arXiv 2504.14945",
         needs=("logprobs", "advantages", "mask"),
         parameters={"gamma": Parameter("the probability whose token has the largest gradient", low=1e-6)},
@@ -185,7 +185,7 @@ LOSSES = (
         name="fipo",
         over_sequence=True,
         gradient="surrogate",
-        summary="GRPO with each token weighted by how the tokens after it have moved",
+        summary="GRPO, each token weighted by how later tokens have moved",
         paper="arXiv 2603.19835",
         parameters=CLIPS
         | {
@@ -241,7 +241,7 @@ LOSSES = (
     with_ratio(
         name="ce_gppo",
         gradient="surrogate",
-        summary="PPO whose clipped tokens keep a gradient of the size that they have at the bound",
+        summary="PPO whose clipped tokens keep the gradient of the bound",
         paper="arXiv 2509.20712",
         parameters=CLIPS
         | {
@@ -301,7 +301,7 @@ LOSSES = (
     policy(
         name="flash_reinforce",
         over_sequence=True,
-        summary="importance-weighted REINFORCE on responses near the rollout policy by their mean KL",
+        summary="importance-weighted REINFORCE on responses of small mean KL",
         paper="FlashREINFORCE, ResearchGate publication 414274571",
         needs=ROLLOUT,
         parameters={
@@ -324,7 +324,7 @@ LOSSES = (
         name="cppo",
         over_sequence=True,
         gradient="score",
-        summary="DPPO with less room for early tokens and after a prefix that has moved",
+        summary="DPPO, less room for early tokens and after a moved prefix",
         paper="arXiv 2606.10968",
         needs=ROLLOUT,
         parameters={
@@ -344,7 +344,7 @@ LOSSES = (
     policy(
         name="tvpo",
         over_sequence=True,
-        summary="GRPO without the tokens that move a far response further from the rollout policy",
+        summary="GRPO without tokens that move a far response further away",
         paper="arXiv 2603.01365, as open-instruct adapts it",
         needs=("logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"),
         parameters=CLIPS
@@ -368,7 +368,7 @@ LOSSES = (
     ),
     with_ratio(
         name="bapo",
-        summary="PPO with a clip that widens until good tokens have their share of the batch's loss",
+        summary="PPO whose clip widens until good tokens have their share",
         paper="arXiv 2510.18927",
         over_batch=True,
         exceptions={
@@ -412,7 +412,7 @@ LOSSES = (
     ),
     with_ratio(
         name="m2po",
-        summary="PPO with a clip as wide as a budget of the batch's squared log ratios allows",
+        summary="PPO, clip set by a budget of the batch's squared log ratios",
         paper="arXiv 2510.01161",
         over_batch=True,
         gradient="surrogate",

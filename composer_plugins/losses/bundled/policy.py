@@ -146,7 +146,7 @@ def grpo_trainer(note: str, **params: float) -> Dialect:
 LOSSES = (
     clipped(
         name="ppo",
-        summary="the larger of the losses with the clipped and with the unclipped ratio",
+        summary="the larger of the clipped and the unclipped loss",
         paper="arXiv 1707.06347",
         mode="token-mean",
         dialects=(
@@ -358,7 +358,7 @@ LOSSES = (
     ),
     with_ratio(
         name="kimi",
-        summary="a clip that ignores the advantage's sign, and a squared log-ratio",
+        summary="a clip whatever the sign of A, and a squared log-ratio",
         paper="arXiv 2602.02276",
         parameters={
             "ratio_low": Parameter("the ratio is clipped below here", low=0, high=1, example=0.5),
@@ -477,7 +477,7 @@ LOSSES = (
     ),
     with_ratio(
         name="gmpo",
-        summary="the geometric mean of ratios clipped one by one in log space",
+        summary="the geometric mean of ratios clipped in log space",
         paper="arXiv 2507.20673",
         parameters={
             "clip_low": Parameter("the log ratio is clipped below at -clip_low, in nats", low=0),
@@ -588,7 +588,7 @@ LOSSES = (
         name="vespo",
         over_sequence=True,
         gradient="score",
-        summary="REINFORCE with a gamma-shaped weight of the sequence's whole ratio",
+        summary="REINFORCE with a gamma-shaped weight of the sequence's ratio",
         paper="arXiv 2602.10693",
         optional=("log_weights",),
         parameters={
@@ -632,7 +632,7 @@ LOSSES = (
     ),
     without_ratio(
         name="reinforce",
-        summary="the score function weighted by the advantage, without any ratio",
+        summary="the advantage times log pi(y_t), without any ratio",
         paper="Williams 1992, doi 10.1007/BF00992696",
         mode="token-mean",
         dialects=(
@@ -642,14 +642,14 @@ LOSSES = (
     ),
     without_ratio(
         name="rloo",
-        summary="REINFORCE on whole completions, with leave-one-out advantages",
+        summary="REINFORCE on whole completions, leave-one-out advantages",
         paper="arXiv 2402.14740",
         mode="seq-mean-token-sum",
         advantage="rloo",
     ),
     without_ratio(
         name="gpg",
-        summary="REINFORCE with advantages corrected for prompts without a signal",
+        summary="REINFORCE, advantages corrected for prompts without a signal",
         paper="arXiv 2504.02546",
         mode="token-mean",
         advantage="gpg",
@@ -657,7 +657,7 @@ LOSSES = (
     ),
     policy(
         name="importance_sampling",
-        summary="REINFORCE off-policy: the advantage times the ratio to the sampler, unbounded",
+        summary="REINFORCE times the ratio to the sampler, without a bound",
         paper="no paper: tinker-docs.thinkingmachines.ai/losses",
         needs=ROLLOUT,
         mode="token-sum",

@@ -184,7 +184,7 @@ MARGIN_LOSSES = (
     ),
     with_reference(
         name="exo_pair",
-        summary="EXO: reverse KL from the policy's preference to a smoothed label",
+        summary="EXO: reverse KL from the preference to a smoothed label",
         paper="arXiv 2402.00856",
         parameters={
             "beta": BETA,
@@ -222,8 +222,8 @@ MARGIN_LOSSES = (
             dialects=(dpo_trainer(name, label_smoothing=0.0),),
         )
         for name, summary in {
-            "aot": "margins dominate the reference's as distributions; sorts over the batch",
-            "aot_unpaired": "rewards of the chosen dominate those of the rejected; sorts over the batch",
+            "aot": "margins dominate the reference's; sorts over the batch",
+            "aot_unpaired": "chosen rewards dominate rejected ones; sorts over the batch",
         }.items()
     ),
 )
@@ -249,7 +249,7 @@ SEPARATE_LOSSES = tuple(
 CALIBRATED_LOSSES = (
     with_reference(
         name="cal_dpo",
-        summary="DPO whose log-ratios are pulled to +-1 / (2 beta), so that they have a scale",
+        summary="DPO whose log-ratios are pulled to +-1 / (2 beta)",
         paper="arXiv 2412.14516",
         parameters={
             "beta": Parameter("the targets of the log-ratios are +-1 / (2 beta)", low=TINY),
@@ -298,7 +298,7 @@ REFERENCE_FREE_LOSSES = (
     ),
     preference(
         name="simper",
-        summary="inverse perplexities themselves: no reference and no parameter",
+        summary="inverse perplexities: no reference and no parameter",
         paper="arXiv 2502.00883",
         needs=("chosen", "rejected"),
         average=True,

@@ -145,7 +145,7 @@ KL = (
     ),
     corrected(
         name="k1_corrected",
-        summary="k1 times the ratio to the old policy: off-policy, has the gradient of the KL",
+        summary="k1 times the ratio to the old policy: gradient of the KL",
         dialects=(nemo_kl("k1"), slime_kl("k1")),
     ),
     corrected(
@@ -159,7 +159,7 @@ KL = (
     ),
     corrected(
         name="k3_corrected",
-        summary="k3 times the ratio to the old policy: off-policy, has the gradient of the KL",
+        summary="k3 times the ratio to the old policy: gradient of the KL",
         paper="arXiv 2512.02556",
         parameters={"level": Parameter("what one ratio belongs to", choices=("token", "sequence"))} | CLAMPS,
         dialects=(
@@ -331,7 +331,7 @@ CORRECTIONS = (
     ),
     correction(
         name="seq_mask_tis",
-        summary="per token, the weight, in sequences whose geometric mean of weights is within bounds",
+        summary="the weight, where the sequence's geometric mean is in bounds",
         paper="https://richardli.xyz/rl-collapse",
         parameters={
             "low": Parameter("a sequence with a smaller mean weight gets 0", low=0, example=0.5),
@@ -435,7 +435,7 @@ AGGREGATIONS = (
     ),
     aggregation(
         name="seq-mean-token-sum-norm",
-        summary="the mean over sequences of the sum over tokens, over a constant length",
+        summary="the mean over sequences of the token sum, over a constant",
         paper="arXiv 2503.20783",
         parameters={
             "max_length": Parameter("the constant, in tokens", low=1, example=4),
@@ -476,7 +476,7 @@ AGGREGATIONS = (
     ),
     aggregation(
         name="prompt-mean",
-        summary="the mean over prompts of the mean over the tokens of all rollouts of a prompt",
+        summary="the mean over prompts of the mean over their tokens",
         paper="no paper: NovaSky-AI/SkyRL",
         needs=(*REDUCED, "group_ids"),
         optional=("prompt_tokens",),

@@ -55,7 +55,7 @@ def region(measure: str) -> dict[str, Parameter]:
 LOSSES = (
     dppo(
         name="dppo_tv",
-        summary="REINFORCE while the token's probability stays near the rollout's",
+        summary="REINFORCE on tokens whose probability is near the rollout's",
         optional=("region_logprobs",),
         parameters=region("tv")
         | {
@@ -136,14 +136,14 @@ LOSSES = (
             proof=TOP_K_PROOF,
         )
         for measure, summary in {
-            "tv": "as dppo_tv, measured over the k likeliest tokens and the rest",
+            "tv": "as dppo_tv, over the k likeliest tokens and the rest",
             "kl": "as dppo_topk_tv, measured by a KL",
         }.items()
     ),
     policy(
         name="ipo",
         gradient="surrogate",
-        summary="dppo_tv with a symmetric region and a squared drift (not the preference loss)",
+        summary="dppo_tv with a symmetric region and a squared drift",
         paper=f"PRIME-RL {PRIME_RL} (INTELLECT policy optimisation)",
         needs=ROLLOUT,
         parameters=region("tv")
@@ -170,7 +170,7 @@ LOSSES = (
     policy(
         name="ipo_centered",
         gradient="surrogate",
-        summary="ipo, less the update that the rollout policy expects (score centering)",
+        summary="ipo, less the update that the rollout policy expects",
         paper="arXiv 2609.20807",
         needs=SUPPORT,
         parameters=region("tv") | {"ratio_cap": WEIGHT_CAP, "adv_tau": ADV_TAU, "kl_tau": KL_TAU},
@@ -180,7 +180,7 @@ LOSSES = (
     policy(
         name="kpop",
         gradient="surrogate",
-        summary="dppo_kl with a region that is symmetric: the KL in both directions",
+        summary="dppo_kl whose region takes the KL in both directions",
         paper="ringtech.notion.site/kpop",
         needs=ROLLOUT,
         parameters={
@@ -194,7 +194,7 @@ LOSSES = (
     policy(
         name="minirl",
         gradient="score",
-        summary="PPO's clip as a mask, on REINFORCE weighted by the rollout's ratio",
+        summary="REINFORCE times the rollout ratio, with PPO's clip as a mask",
         paper="arXiv 2512.01374",
         needs=("logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"),
         parameters={
@@ -219,7 +219,7 @@ LOSSES = (
     policy(
         name="masked_is",
         gradient="score",
-        summary="REINFORCE by the rollout's ratio, dropping what is too far off on either side",
+        summary="REINFORCE times the rollout ratio, without extreme tokens",
         paper="arXiv 2512.16144",
         needs=ROLLOUT,
         parameters={
@@ -340,7 +340,7 @@ LOSSES = (
     ),
     covariance(
         name="kl_cov",
-        summary="policy gradient with a penalty on the tokens of highest covariance",
+        summary="policy gradient, penalty on the tokens of highest covariance",
         parameters={
             "cov_ratio": Parameter("share of the unmasked tokens with the penalty", low=0, high=1),
             "kl_coef": Parameter("weight of |log ratio| on these tokens", low=0),
@@ -361,7 +361,7 @@ LOSSES = (
     ),
     distillation(
         name="opd",
-        summary="policy gradient on a teacher's log-ratio of the sampled tokens",
+        summary="policy gradient on a teacher's log-ratio of sampled tokens",
         paper="thinkingmachines.ai/blog/on-policy-distillation",
         optional=("advantages",),
         parameters={"kl_coef": Parameter("weight of the teacher beside the task", low=0)},

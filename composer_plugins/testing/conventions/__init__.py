@@ -20,14 +20,15 @@ from composer_plugins.calling_convention import Convention, Function
 from composer_plugins.errors import ConfigError, unknown, with_place
 from composer_plugins.frameworks.contract import NOTHING, Framework
 from composer_plugins.frameworks.registry import conventions, frameworks
-from composer_plugins.losses.derived import row_of_function
+from composer_plugins.losses.derived import function_named, row_of_function
 from composer_plugins.losses.registry import losses
 from composer_plugins.testing.checking import (
     check_row,
     exceptions_without_a_law,
-    function_named,
+    first_of,
     require_known,
     run_laws,
+    untold,
     with_options,
 )
 from composer_plugins.testing.conventions.function import OneNumber, row_of
@@ -91,6 +92,7 @@ def check_as(
     *,
     version: str | None = None,
     options: Mapping[str, Any] = NOTHING,
+    tell: Callable[[str], None] = untold,
 ) -> Report:
     """Run the laws on a function of a framework's convention, or `only` those of these names.
 
@@ -117,7 +119,7 @@ def check_as(
         convention = convention.specialise(function)
     subject = f"{name} (as {f'{convention.framework} {convention.release}'.strip()} calls it)"
     if convention.kernel is not None:
-        return _kernel_report(function, convention, name, subject, tuple(only))
+        return _kernel_report(function, convention, name, subject, tuple(only), tell)
     convention, refused = accepted(function, convention, name)
     row, only = row_of(function, convention, name), tuple(only)
     not_run = {**NOT_RUN, **convention.not_run}
@@ -130,8 +132,9 @@ def check_as(
             where = f"--as {' and '.join(others.frameworks)} alone" if others else kinds
             remedy = "remove it: check --laws says which laws are run"
             raise ConfigError("only", f"the law {one} is for {where}", remedy)
-    chosen = [law for law in laws.values() if law.name not in not_run and (not only or law.name in only)]
-    found = run_laws(chosen, row, OneNumber)
+    run = [law for law in laws.values() if law.name not in not_run]
+    chosen = [law for law in run if not only or law.name in only]
+    found = run_laws(chosen, row, OneNumber, tell, first_of(run))
     if refused and chosen and chosen[0].first and found[0].status == "passed":
         cause = "the function raises an error with what it does not know; the other laws are run without that"
         found[0] = Outcome(chosen[0].name, "unsafe", "\n".join(refused), cause)
@@ -213,7 +216,12 @@ def _parameters(function: Function) -> Iterable[str]:
 
 
 def _kernel_report(
-    function: Function, convention: Convention, name: str, subject: str, only: tuple[str, ...]
+    function: Function,
+    convention: Convention,
+    name: str,
+    subject: str,
+    only: tuple[str, ...],
+    tell: Callable[[str], None],
 ) -> Report:
     """The laws of kernels, on a function that returns one loss per token."""
     assert convention.kernel is not None
@@ -221,7 +229,7 @@ def _kernel_report(
     more = [outcome for outcome in convention.more(function) if not only or outcome.check in only]
     own = [outcome.check for outcome in more]
     left = [one for one in only or laws_for(row.kind) if one not in (*own, PACKED)]
-    found = check_row(replace(row, name=name), left).outcomes if left else ()
+    found = check_row(replace(row, name=name), left, tell).outcomes if left else ()
     reason = NOT_RUN[PACKED]
     more += [Outcome(PACKED, "not applicable", reason)] if not only or PACKED in only else []
     return Report(subject, (*found, *more))

@@ -67,8 +67,9 @@ def of_a_function(loss: Loss) -> str:
 
 @law(
     *LOSS,
-    cause="a detached factor: of a detached weight times log pi, declare gradient='score'; of another "
-    "gradient that is put in the place of the derivative, gradient='surrogate'",
+    cause="a detached factor: of a detached weight times log pi, declare gradient='score'; with "
+    "another term beside it, such as a KL, or of another gradient in the place of the derivative, "
+    "gradient='surrogate'",
     excuse=of_a_surrogate,
     own={FUNCTION: Own(summary="The gradient is the derivative of the value.", excuse=of_a_function)},
 )

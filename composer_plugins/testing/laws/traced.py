@@ -25,6 +25,7 @@ DATA_DEPENDENT = (
 
 # The values of parameters do not change what can be traced: `thorough` is off.
 of_tracing = partial(law, thorough=False, finding="untraceable")
+of_compiling = of_tracing(*EVERY, cause=DATA_DEPENDENT, no_function="the framework does not compile it")
 
 
 def positional(setting: Setting, batch: Batch) -> tuple[Callable[..., Any], list[Tensor]]:
@@ -78,11 +79,7 @@ def torch_fx_traces_it(setting: Setting) -> None:
     require_same(graph(*half), kernel(*half), half)
 
 
-@of_tracing(
-    *EVERY,
-    cause=DATA_DEPENDENT,
-    no_function="the framework does not compile it",
-)
+@of_compiling
 def torch_compile_takes_it_in_one_graph(setting: Setting) -> None:
     """`torch.compile(fullgraph=True)` gives the same numbers, forward and backward."""
     kernel, inputs = positional(setting, drawn(setting))
@@ -93,11 +90,7 @@ def torch_compile_takes_it_in_one_graph(setting: Setting) -> None:
         require_same(compiled(*inputs), kernel(*inputs), inputs)
 
 
-@of_tracing(
-    *EVERY,
-    cause=DATA_DEPENDENT,
-    no_function="the framework does not compile it",
-)
+@of_compiling
 def it_runs_on_tensors_without_numbers(setting: Setting) -> None:
     """The kernel runs on fake tensors, forward and backward: nothing in it waits for the device."""
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:

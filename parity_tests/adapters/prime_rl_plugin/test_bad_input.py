@@ -11,10 +11,10 @@ import torch
 
 from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import loss_fn, upstream
-from composer_plugins.adapters.prime_rl_plugin.loss import PATIENCE
 from composer_plugins.errors import ComposerWarning, ConfigError, DataError
 from composer_plugins.frameworks.contract import NamedLoss
 from composer_plugins.frameworks.prime_rl import PRIME_RL
+from composer_plugins.health.watch import MANY_ROWS, ROWS
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, of_kind
 
@@ -96,14 +96,6 @@ def test_a_positive_log_probability_is_an_error_at_the_first_call(name: str) -> 
     loss_fn(inputs(**{name: torch.tensor([9.0, -1.0, 0.125], requires_grad=True)}))
 
 
-def test_references_that_are_all_zero_are_missed() -> None:
-    given = inputs(ref_logprobs=torch.zeros(3))
-    for _ in range(PATIENCE - 1):
-        loss_fn(given, hint_weight=0.1)
-    with pytest.warns(ComposerWarning, match="no token of the first"):
-        loss_fn(given, hint_weight=0.1)
-
-
 def test_an_upper_bound_of_ref_kl_is_warned_of_where_there_are_no_advantages() -> None:
     given = {"ref_logprobs": torch.tensor([-0.5, -0.7, -1.5]), "inference_logprobs": torch.full((3,), -0.9)}
     params = {"tv_high": 0.05}
@@ -123,7 +115,6 @@ def with_required(name: str, **kwargs: Any) -> dict[str, Any]:
     return {"policy": name} | ({"policy_params": required} if required else {}) | kwargs
 
 
-MISSED = f"kwargs.{{}}: .*no token of the first {PATIENCE} sequences had"
 REDUCED = "published with the reduction {}"
 ROLLOUT = {"old_policy": "rollout"}
 
@@ -131,9 +122,6 @@ ROLLOUT = {"old_policy": "rollout"}
 @pytest.mark.parametrize(
     ("kwargs", "call", "said"),
     [
-        ({"hint_weight": 0.1}, PATIENCE, MISSED.format("hint_weight")),
-        ({"replay_weight": 1.0}, PATIENCE, MISSED.format("replay_weight")),
-        ({"policy": "ref_kl"}, PATIENCE, MISSED.format("policy")),
         ({"policy": "gspo"} | ROLLOUT, 1, REDUCED.format("seq-mean-token-mean")),
         ({"policy": "dr_grpo"} | ROLLOUT, 1, REDUCED.format("seq-mean-token-sum-norm")),
     ],
@@ -167,21 +155,27 @@ def test_the_reduction_of_prime_rl_or_of_a_dialect_is_not_warned_of(kwargs: dict
     loss_fn(inputs(), **kwargs)  # a warning is an error
 
 
-def test_each_channel_misses_its_own_tokens() -> None:
+@pytest.mark.parametrize(
+    ("reference", "kwargs", "missed"),
+    [
+        (1.0, {"hint_weight": 0.1, "replay_weight": 1.0}, "hint"),
+        (-1.2, {"hint_weight": 0.1, "replay_weight": 1.0}, "replay"),
+        (0.0, {"hint_weight": 0.1}, "hint"),
+        (None, {"policy": "ref_kl"}, "hint"),
+    ],
+)
+def test_each_channel_misses_its_own_tokens(reference: float | None, kwargs: Any, missed: str) -> None:
     """A pair has the positive mark, which is no teacher's log-probability, and the other way round."""
-    kwargs = {"hint_weight": 0.1, "replay_weight": 1.0}
-    for reference, missed in ((1.0, "hint_weight = 0.1"), (-1.0, "replay_weight = 1 is")):
-        prime_rl_plugin._losses.clear()
-        with pytest.warns(ComposerWarning, match=missed) as caught:
-            for _ in range(PATIENCE):
-                loss_fn(inputs(ref_logprobs=torch.full((3,), reference)), **kwargs)
-        assert len(caught) == 1
+    stamps = None if reference is None else torch.full((3,), reference)
+    with pytest.warns(ComposerWarning, match=f"composer/health/{missed}_token_frac: .* is set, and no token"):
+        for _ in range(12 * MANY_ROWS + ROWS):
+            loss_fn(inputs(ref_logprobs=stamps), **kwargs)
 
 
-def test_one_reference_is_enough_and_without_a_channel_none_is_missed() -> None:
-    loss_fn(inputs(ref_logprobs=torch.full((3,), -1.0)), hint_weight=0.1)
-    for _ in range(PATIENCE + 1):
-        loss_fn(inputs(), hint_weight=0.1)
+@pytest.mark.filterwarnings("error:.*_token_frac")
+def test_one_stamp_now_and_then_is_enough_and_without_a_channel_none_is_missed() -> None:
+    for call in range(600):
+        loss_fn(inputs(ref_logprobs=None if call % 300 else torch.full((3,), -1.2)), hint_weight=0.1)
         loss_fn(inputs())
 
 

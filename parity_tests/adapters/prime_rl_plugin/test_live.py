@@ -34,4 +34,4 @@ def test_an_error_of_ours_comes_through_at_the_first_call(upstream: Upstream) ->
 
 
 def test_docs_findings_have_what_a_new_run_finds(upstream: Upstream) -> None:
-    part("docs/findings.md", "prime-rl").check()
+    part("docs/writing_a_loss.md", "prime-rl").check()

@@ -8,6 +8,7 @@ import pytest
 from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import loss_fn
 from composer_plugins.conformance.prime_rl_claims.packs import drawn_inputs
+from composer_plugins.health.watch import FIRST_CALLS
 from parity_tests.rigs.calls import calls, qualified
 from parity_tests.rigs.prime_rl_doubles import sequence
 from parity_tests.rigs.prime_rl_users import USERS
@@ -59,8 +60,9 @@ def test_the_first_call_parses_once_and_looks_up_each_loss_once(
 @pytest.mark.parametrize("name", KWARGS)
 def test_a_later_call_parses_nothing_and_looks_up_nothing(name: str) -> None:
     kwargs = KWARGS[name]
-    loss_fn(inputs(), **kwargs)
-    found = calls(lambda: loss_fn(inputs(), **kwargs), with_kind)
+    for _ in range(FIRST_CALLS):  # each is measured, and of the later ones one of 8
+        loss_fn(inputs(), **kwargs)
+    found = calls(lambda: [loss_fn(inputs(), **kwargs) for _ in range(8)], with_kind)
     opened = ("choose ", "row_of", "ComposerConfig.", "Framework.", "Registry")
     assert not {one for one in found if one in LOOKS_UP or one.startswith(opened)}
-    assert sum(found.values()) < 140, found.most_common(30)
+    assert sum(found.values()) < 8 * 140 + 200, found.most_common(30)

@@ -3,6 +3,7 @@
 import copy
 import shlex
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -15,6 +16,8 @@ from composer_plugins.adapters.skyrl_loss.config import ComposerAlgorithmConfig
 from composer_plugins.adapters.skyrl_loss.loss import AdvantageEstimator, PolicyLoss, log_once
 from composer_plugins.adapters.skyrl_loss.register import register
 from composer_plugins.adapters.skyrl_loss.upstream import moved, release_of
+from composer_plugins.batches import steps
+from composer_plugins.comparing import Step
 from composer_plugins.conformance.batches import Rollouts
 from composer_plugins.conformance.skyrl_claims import upstream
 from composer_plugins.conformance.skyrl_claims.policy import ON_DIVIDED, VALUES
@@ -514,3 +517,13 @@ def test_maxrl_is_0_where_skyrl_divides_by_a_mean_that_is_not_above_0() -> None:
     assert theirs[:2].abs().max() > 0.9 and not ours[:2].any()
     above = estimate("composer", tokens, uids, **{NODE: {"advantage": "maxrl@skyrl"}})
     assert_parity(above[:6], estimate("maxrl", tokens, uids)[:6], terms=8, dtype=torch.float32)
+
+
+def test_the_loss_of_a_record_is_the_loss_that_skyrl_gets(tmp_path: Path) -> None:
+    options = config("composer", **{NODE: {"policy": "gspo", "record_batches": str(tmp_path)}})
+    parts = cut(divided(batch(), REDUCTIONS[0]), 4)
+    function = PolicyLoss()
+    values = [float(upstream.called(function, options, part)[0].detach()) for part in parts]
+    found = [Step.read(tmp_path, step).reproduced() for step in steps(tmp_path)]
+    assert all(one is not None and one["equal"] for one in found)
+    assert sum(one["recomputed"] for one in found if one) == pytest.approx(sum(values), rel=1e-9)

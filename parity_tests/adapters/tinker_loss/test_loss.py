@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.adapters.tinker_loss import inputs_apart, loss_fn
+from composer_plugins.comparing import Step
 from composer_plugins.frameworks.tinker import TINKER
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Loss
@@ -251,3 +253,14 @@ def test_rollout_correction_weighs_the_tokens() -> None:
     function = loss_fn(policy="ppo@tinker", rollout_correction="tis", rollout_correction_params={"cap": 2.0})
     value = sum(weights[at] * x for at, x in values.items())
     assert_equal(function, data, logprobs, value, {at: weights[at] * x for at, x in slopes.items()})
+
+
+@pytest.mark.parametrize("denominator", ["token-mean", "seq-mean-token-mean", "token-sum"])
+def test_the_loss_of_a_record_is_the_loss_of_the_call(denominator: str, tmp_path: Path) -> None:
+    function = loss_fn(policy="cispo", denominator=denominator, record_batches=str(tmp_path))
+    value, _, metrics = loss_and_gradients(function, *batch())
+    found = Step.read(tmp_path).reproduced()
+    assert found is not None and found["equal"]
+    assert (
+        found["recomputed"] == pytest.approx(float(value)) == pytest.approx(metrics["composer/policy/loss"])
+    )

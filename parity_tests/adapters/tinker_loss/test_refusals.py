@@ -66,7 +66,9 @@ def test_all_wrong_options_are_named_at_once_and_what_follows_is_not(options: An
 
 
 def test_an_unknown_option_lists_those_that_are_here() -> None:
-    with pytest.raises(ComposerError, match="known: calls_per_step, denominator, entries, hint_div") as error:
+    with pytest.raises(
+        ComposerError, match="known: calls_per_step, denominator, entries, health, hint_div"
+    ) as error:
         loss_fn(group_size=8)
     assert "hint_teacher" not in str(error.value)
 

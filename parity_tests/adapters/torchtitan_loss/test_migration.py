@@ -140,7 +140,7 @@ def test_what_is_written_is_what_was_read(source: str | None, table: dict[str, A
 
 
 def test_the_table_has_the_keywords_of_its_classes_and_the_page_names_them() -> None:
-    page = (ROOT / "docs/torchtitan.md").read_text()
+    page = (ROOT / "docs/nemo_rl.md").read_text()
     for option in TORCHTITAN.options:
         assert f"`{option.key}`" in page
     for loss in TORCHTITAN.losses:
@@ -148,7 +148,11 @@ def test_the_table_has_the_keywords_of_its_classes_and_the_page_names_them() -> 
 
 
 def test_the_snippet_of_the_page_makes_a_config(loss_module: Any) -> None:
-    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/torchtitan.md").read_text(), re.DOTALL)
+    (snippet,) = re.findall(
+        r"```python\n(.*?)```",
+        (ROOT / "docs/nemo_rl.md").read_text().partition("\n## torchtitan\n")[2],
+        re.DOTALL,
+    )
     exec(snippet, names := {})
     assert names["loss"].build().policy.value("clip_high") == 4.0
 

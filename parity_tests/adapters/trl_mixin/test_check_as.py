@@ -1,6 +1,6 @@
 """`check --as trl`: TRL's loss types, and subclasses of its trainer with a planted fault.
 
-docs/checking_a_loss.md shows a test of a whole trainer, which finds a wrong division.
+docs/writing_a_loss.md shows a test of a whole trainer, which finds a wrong division.
 """
 
 import sys
@@ -113,10 +113,10 @@ def test_what_is_no_trainer_is_an_error(given: Any, message: str) -> None:
 
 @pytest.mark.slow
 def test_the_page_is_what_a_new_run_finds() -> None:
-    part("docs/findings.md", "trl").check()
+    part("docs/writing_a_loss.md", "trl").check()
 
 
-PAGE = (ROOT / "docs/checking_a_loss.md").read_text()
+PAGE = (ROOT / "docs/writing_a_loss.md").read_text()
 
 
 def snippet(name: str) -> str:

@@ -114,12 +114,12 @@ def test_a_trainer_that_a_newer_trl_adds_is_refused_until_it_is_in_the_table() -
 
 
 def test_the_versions_of_the_page_are_those_that_the_messages_name() -> None:
-    page = (ROOT / "docs/trl_support.md").read_text()
+    page = (ROOT / "docs/trl_options.md").read_text()
     assert re.findall(r"^\| (\d+\.\d+\.\d+) \|", page, re.MULTILINE) == list(upstream.TESTED)
 
 
 def test_the_page_has_the_trainers_and_channels_of_these_tests() -> None:
-    part("docs/trl_support.md", "composition").check()
+    part("docs/trl_options.md", "composition").check()
 
 
 def test_gmpo_is_a_policy_of_ours_too_and_its_own_clip_range_is_asked_for() -> None:

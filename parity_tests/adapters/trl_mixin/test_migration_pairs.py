@@ -11,8 +11,10 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin.channels import PolicyChannel
+from composer_plugins.adapters.trl_mixin.health import TrlHealth
 from composer_plugins.adapters.trl_mixin.mixin import ComposerGRPOTrainer
 from composer_plugins.adapters.trl_mixin.schedule import Weights
+from composer_plugins.config import ComposerConfig
 from composer_plugins.conformance.trl_claims import upstream
 from composer_plugins.conformance.trl_claims.grpo_options import DEFAULTS, Options
 from parity_tests.rigs import tiny
@@ -53,6 +55,7 @@ def value_and_gradient(table: Mapping[str, Any], given: Batch) -> tuple[Tensor, 
     trainer.__dict__ |= {"_composer": resolved.composer, "_weights": weights}
     trainer.__dict__ |= {"_policy": PolicyChannel(resolved.policy, resolved.mode, resolved.mode_source)}
     trainer.__dict__ |= {"_hint": None, "_replay": None, "_forward": None}
+    trainer.__dict__ |= {"_health": TrlHealth(trainer, ComposerConfig(health=False), [trainer._policy])}
     logprobs = given.logprobs.clone().requires_grad_()
     forward = (logprobs, torch.zeros_like(logprobs), None)
     of_others = {"old_per_token_logps": given.old.clone(), "sampling_per_token_logps": given.rollout}

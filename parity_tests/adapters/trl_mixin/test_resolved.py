@@ -28,7 +28,7 @@ def test_a_trainer_parses_its_options_once_and_looks_up_each_loss_once() -> None
     found = calls(make, of_the_adapter)
     assert (found["ComposerConfig.parse"], found["choose"]) == (1, 3)
     assert found["ComposerGRPOConfig._resolve"] == 1
-    assert sum(found.values()) < 950, found.most_common(20)
+    assert sum(found.values()) < 960, found.most_common(20)
 
 
 def test_a_step_reads_no_option() -> None:

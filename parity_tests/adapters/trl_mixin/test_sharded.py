@@ -136,4 +136,4 @@ def test_fsdp1_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     made = tiny.trainer(hint_weight=1.0)
     monkeypatch.setattr(made, "is_fsdp_enabled", True)
     with pytest.raises(ConfigError, match="fsdp_version: it is 1"):
-        before_training.check_trainer(made, made._composer)
+        before_training.check_frozen(made)

@@ -51,6 +51,12 @@ def test_files_and_a_trainer_of_the_same_rows_measure_the_same(folder: Path) -> 
     printed = invoke("teacher", *files, *OPTIONS)
     assert printed.exit_code == by_files.exit_code == (one["best"] is None)
     assert f"{one['measured'][1]['forward_kl']:.3f}" in printed.stdout
+    controlled = json.loads(invoke("teacher", *files, *OPTIONS, "--control", "--json").stdout)["measured"]
+    assert [{k: row[k] for k in one["measured"][0]} for row in controlled[:2]] == one["measured"]
+    assert [row["control"] for row in controlled[2:]] == ["wrong hint", "unrelated example"]
+    assert one["measured"][1]["better"] is None and controlled[2]["better"] is not None
+    said = invoke("teacher", *files, *OPTIONS, "--control").stdout
+    assert "more than this control" in said and "this control" not in printed.stdout
 
 
 @pytest.mark.parametrize(

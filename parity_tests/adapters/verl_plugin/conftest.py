@@ -43,7 +43,7 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Any:
     from parity_tests.rigs.verl_queue import Queue
 
     made = Queue()
-    for module in ("hint", "replay", "scoring", "batch_layout", "trainer"):
+    for module in ("hint", "replay", "scoring", "batch_layout", "trainer", "health"):
         name = f"composer_plugins.adapters.verl_plugin.sync_trainer.{module}.transfer_queue"
         monkeypatch.setattr(name, made)
     return made

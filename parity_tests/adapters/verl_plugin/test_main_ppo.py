@@ -11,6 +11,7 @@ from composer_plugins.recipes.verl.on_a_cpu.runner import run
 from parity_tests.rigs.verl_trained import OURS, REFERENCE, SYNC, THEIRS, Trained, apart, composers, finished
 
 RATIO, *CLIPPED = (f"actor/composer/policy/{name}" for name in ("ratio", "clip_frac_low", "clip_frac_high"))
+HEALTH = ("k3_kl", "ratio_mean", "ratio_outside_frac", "chi2", "clip_frac", "zero_adv_frac")
 VERLS = {"actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower"}
 
 HINT = ("+algorithm.composer.hint_weight=0.5",)
@@ -52,6 +53,8 @@ def test_composer_without_a_channel_has_the_parameters_of_verls_grpo_bit_for_bit
         assert apart(mine, own) == 0
     for step in composers(ours):
         assert step.keys() == {RATIO, *CLIPPED} and all(0 < step[name] < 1 for name in CLIPPED)
+    for step in ours.metrics:
+        assert {f"actor/composer/health/{name}" for name in HEALTH} <= step.keys()
     for mine, own in zip(ours.metrics, theirs.metrics, strict=True):
         assert mine["actor/pg_loss"] == pytest.approx(own["actor/pg_loss"], rel=1e-5)
         assert sum(mine[name] for name in CLIPPED) == pytest.approx(own["actor/pg_clipfrac"], rel=1e-5)

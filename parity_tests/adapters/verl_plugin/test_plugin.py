@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -16,7 +17,6 @@ from omegaconf import OmegaConf
 from torch import Tensor
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, get_adv_estimator_fn
 
-from composer_plugins.adapters.verl_plugin import estimators
 from composer_plugins.adapters.verl_plugin import loss as adapter
 from composer_plugins.adapters.verl_plugin.options import log_once
 from composer_plugins.conformance import reductions
@@ -193,12 +193,14 @@ def batch_of(uids: list[str], rollouts_per_prompt: int | None = None, **node: An
     return {"token_level_rewards": rewards, "response_mask": mask, "index": index, "config": table}
 
 
-@pytest.fixture
-def a_new_process(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """What this process has warned of: nothing."""
-    warned = set[str]()
-    monkeypatch.setattr(estimators, "WARNED", warned)
-    return warned
+@pytest.mark.parametrize("loss", ["vanilla", "composer/cispo"])
+def test_a_policy_beside_a_loss_of_verls_own_is_an_error(loss: str) -> None:
+    """verl would train its own loss, and say nothing: the snippet without the lines of `policy_loss`."""
+    call = batch_of(["a", "a"], 2, advantage="grpo", policy="cispo")
+    call["config"]._get_parent().actor_rollout_ref.actor = {"policy_loss": {"loss_mode": loss}}
+    problem = r"algorithm\.composer\.policy: it is set, and it has no effect, .*loss_mode is 'vanilla'; "
+    with pytest.raises(ConfigError, match=problem) if loss == "vanilla" else nullcontext():
+        get_adv_estimator_fn("composer")(**call)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
@@ -254,17 +256,19 @@ OF_VERL = [f"{one}@verl" for one in GROUPED if one != "maxrl"]
 
 @pytest.mark.parametrize("name", [*GROUPED, *OF_VERL, f"{__name__}:my_advantage"])
 @pytest.mark.parametrize("rollouts", [None, 1, 8])
-def test_groups_of_one_are_warned_of_once(name: str, rollouts: int | None, a_new_process: set[str]) -> None:
+def test_groups_of_one_are_warned_of_once(name: str, rollouts: int | None) -> None:
     """Also where rollout.n is 8: the groups are the uids."""
     call = batch_of(list("abcdefgh"), rollouts, advantage=name)
-    message = f"^actor_rollout_ref.rollout.n: the 8 rollouts .* are 8 groups of 1, .* and '{name}' compares "
-    with pytest.warns(ComposerWarning, match=f"{message}.*; set it to 2 .* share it"):
-        get_adv_estimator_fn("composer")(**call)
-    others = batch_of(["x", "y", "z"], advantage=name)
-    get_adv_estimator_fn("composer")(**others)  # a warning would be an error
+    message = (
+        "^composer/health/group_of_one_frac: the 8 rollouts .* are 8 groups of 1, .*; sample each prompt 2"
+    )
+    with pytest.warns(ComposerWarning, match=message) as caught:
+        for _ in range(2):
+            get_adv_estimator_fn("composer")(**call)
+    assert len(caught) == 1
 
 
-@pytest.mark.usefixtures("a_new_process")
+@pytest.mark.filterwarnings("error:composer/health")
 def test_a_batch_in_which_a_rollout_is_compared_is_not_warned_of() -> None:
     """And neither is an advantage that compares nothing; verl's padding rows are no group."""
     for uids in (["a", "a"], ["a", "b", "a"], ["a", "a", *["pad0"] * 3], ["pad0", "pad0"]):

@@ -162,16 +162,13 @@ def composed(text: str, folder: Path) -> DictConfig:
         return compose("my")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/verl.md"])
-def test_the_registries_alone_as_the_page_says_pass_verls_own_check(page: str, tmp_path: Path) -> None:
-    """The excerpt over verl's defaults; and the whole file without the lines that the page says to remove."""
-    whole = yaml_of("docs/verl.md").splitlines()
-    lines = [*whole[:2], *yaml_of("README.md").splitlines()]
-    if page == "docs/verl.md":
-        said = "remove the lines of hint and replay, `use_kl_loss`, `kl_loss_coef` and `trainer`"
-        assert said in (ROOT / page).read_text().replace("\n", " ")
-        removed = ("hint_", "replay_", "use_kl_loss", "kl_loss_coef", "trainer")
-        lines = [line for line in whole if not line.strip().startswith(removed)]
+def test_the_registries_alone_as_the_page_says_pass_verls_own_check(tmp_path: Path) -> None:
+    """The whole file without the lines that the page says to remove."""
+    page = "docs/verl.md"
+    said = "remove the lines of hint and replay, `use_kl_loss`, `kl_loss_coef` and `trainer`"
+    assert said in (ROOT / page).read_text().replace("\n", " ")
+    removed = ("hint_", "replay_", "use_kl_loss", "kl_loss_coef", "trainer")
+    lines = [line for line in yaml_of(page).splitlines() if not line.strip().startswith(removed)]
     config = composed("\n".join(lines), tmp_path)
     assert "composer_sync" not in config.trainer.v1.trainer_mode and judged(config) == []
     plain: Any = OmegaConf.to_container(config, resolve=True)

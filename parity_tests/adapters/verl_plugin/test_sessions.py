@@ -18,10 +18,10 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
-from composer_plugins.adapters.verl_plugin import estimators
 from composer_plugins.adapters.verl_plugin.options import channels_of_node, under_composer_sync
 from composer_plugins.adapters.verl_plugin.sync_trainer.trainer import ComposerTrainer
-from composer_plugins.errors import ComposerWarning, DataError
+from composer_plugins.errors import ComposerWarning
+from composer_plugins.health.watch import Health
 from composer_plugins.testing.assertions import assert_parity
 
 KEYS = ["a_0_0", "a_0_1", "a_1_0", "a_1_1", "a_1_2", "a_2_0", "b_0_1", "b_0_0", "b_1_0"]
@@ -129,11 +129,9 @@ def test_verl_groups_sessions_for_grpo_alone_and_ours_for_every_grouped_estimato
     assert not torch.allclose(ours, theirs.to(ours.dtype), atol=1e-3)
 
 
-def test_the_registries_alone_refuse_more_rows_of_a_prompt_than_rollouts() -> None:
-    with pytest.raises(DataError, match=r"prompt 'a' has 6 rows, and actor_rollout_ref.rollout.n is 3: .*"):
+def test_the_registries_alone_warn_of_more_rows_of_a_prompt_than_rollouts() -> None:
+    with pytest.warns(ComposerWarning, match="group_size: a group has 6 rows, and a prompt 3 .*sync"):
         advantages("composer", advantage="grpo@verl")
-    with pytest.raises(DataError, match="trainer_mode=composer_sync"):
-        advantages("composer/rloo")
 
 
 def test_one_output_per_session_and_padding_rows_are_accepted() -> None:
@@ -143,24 +141,25 @@ def test_one_output_per_session_and_padding_rows_are_accepted() -> None:
         assert torch.equal(advantages("composer", keys, advantage="grpo@verl"), ours)
 
 
-def test_sessions_that_are_alone_with_their_prompt_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("error:composer/health")
+def test_sessions_that_are_alone_with_their_prompt_are_warned_of() -> None:
     """However many outputs they have; not where no advantage is used."""
     keys = ["a_0_0", "a_0_1", "b_0_0", "pad0_0_0", "pad0_1_0"]
-    monkeypatch.setattr(estimators, "WARNED", set())
     with under_composer_sync(keys):
         hint_alone = {"hint_weight": 1.0, "hint_divergence": "sampled_token", "policy_weight": 0.0}
         advantages("composer", keys, **hint_alone)
-        with pytest.warns(ComposerWarning, match="rollout.n: the 2 rollouts of this batch are 2 groups"):
+        with pytest.warns(
+            ComposerWarning, match="group_of_one_frac: the 2 rollouts of this batch are 2 groups"
+        ):
             advantages("composer", keys)
         advantages("composer", keys)
-    monkeypatch.setattr(estimators, "WARNED", set())
     with under_composer_sync(KEYS):
         advantages("composer")
 
 
 def test_composer_sync_shows_the_estimators_the_keys_of_the_batch() -> None:
     trainer: Any = object.__new__(ComposerTrainer)
-    trainer.channels = channels_of_node({})
+    trainer.channels, trainer.health = channels_of_node({}), Health(on=False)
 
     def of_verl(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
         metrics["advantages"] = advantages("composer", advantage="grpo@verl")

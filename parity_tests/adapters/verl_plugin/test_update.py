@@ -15,7 +15,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer import trainer as adapte
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import REPLAY, TEACHER
 from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
 from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopKLogprobsWorker
-from composer_plugins.errors import DataError
+from composer_plugins.errors import ComposerWarning, DataError
 from parity_tests.rigs.verl_queue import Model, Queue, rollout
 from parity_tests.rigs.verl_trainer import LIVE, SIMPO, checked
 
@@ -154,3 +154,22 @@ def test_a_hint_of_distributions_takes_our_worker(started: Started, monkeypatch:
         trainer._init_resource_pool_mgr()
         workers = trainer.role_worker_mapping
         assert {role for role, worker in workers.items() if worker is TopKLogprobsWorker} == wanted
+
+
+def test_a_step_is_measured_with_the_entropies_and_what_the_engine_returned(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rollout engine's distribution is cut, so each of its probabilities is larger by the same factor."""
+    monkeypatch.setattr(PPOTrainerSync, "_compute_advantage", lambda self, batch, metrics: batch)
+    monkeypatch.setattr(adapter, "add_teacher_logprobs", lambda trainer, batch, metrics: batch)
+    trainer, queue, batch = started(LIVE)
+    metrics: dict[str, Any] = {}
+    trainer._compute_advantage(batch, metrics)
+    assert metrics == {}  # verl has no entropies in bypass mode
+    for one in queue.rows.values():
+        one |= {"rollout_log_probs": one["old_log_probs"] + 0.1, "entropy": torch.tensor([1.0, 2.5])}
+    with pytest.warns(ComposerWarning, match="^composer/health/ratio_mean: .* mean ratio 0.905") as caught:
+        for _ in range(8):
+            trainer._compute_advantage(batch, metrics)
+    assert len(caught) == 1 and metrics["composer/health/kl"] == pytest.approx(0.1, abs=1e-6)
+    assert metrics["composer/health/surprise"] == pytest.approx(-0.25)

@@ -287,9 +287,7 @@ FOUND: list[tuple[dict[str, Any], str, str]] = [
     ({**OURS, Key.ESTIMATOR: "composer/reinforce_pp", Key.STEP_WISE: True}, "error", "an advantage for each"),
     ({Key.POLICY: "composer/cispo"}, "warning", "which SkyRL does not know by itself"),
     ({Key.POLICY: "my_loss"}, "warning", "unless your entry point registers it"),
-    ({**OURS, Key.ESTIMATOR: "composer/grpo", Key.GROUP_SIZE: 1}, "warning", "compares the rollouts of a"),
     ({**OURS, NODE: {"policy": "sapo"}}, "warning", "is reduced by 'seq-mean-token-mean'"),
-    ({**OURS, Key.POLICY: "composer/dppo_tv", "generator.sampling_params.top_p": 0.9}, "warning", "another"),
 ]  # fmt: skip
 
 
