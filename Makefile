@@ -3,12 +3,12 @@
 # Programs are started by `python -m`, because the first line of a script cannot name a long path.
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 NOX := .nox/.venv/bin/python -m nox
-INSTALLS := install-trl install-verl install-kernels
-GROUPS := test-trl test-kernels test-verl test-trl_versions
+INSTALLS := install-verl install-trl install-kernels
+GROUPS := test-verl test-trl test-kernels test-trl_versions
 RECIPES := test-monarch test-diloco test-openenv test-trace_replay
 TRLS := 1.9.0
 
-.PHONY: demo demo-verl test test-all $(INSTALLS) install-recipes install-smollm $(GROUPS) $(RECIPES) recipe-smollm recipe-smollm-verl test-smollm test-tinker test-tinker_server install-tinker install-tinker_server install-skyrl test-skyrl recipe-tinker test-docs lint bench pages checkouts docs clean
+.PHONY: demo demo-verl test test-all $(INSTALLS) install-recipes install-smollm $(GROUPS) $(RECIPES) recipe-smollm recipe-smollm-verl test-smollm test-tinker test-tinker_server install-tinker install-tinker_server install-skyrl test-skyrl recipe-tinker test-docs test-first lint bench pages checkouts site docs release-check newest clean
 
 demo: .venv/installed
 	.venv/bin/python -m composer_plugins demo
@@ -48,6 +48,10 @@ test test-all: .nox/.venv/installed
 test-kernels test-trl test-verl test-skyrl test-smollm test-tinker test-tinker_server: test-%:
 	@$(NOX) -s $* $(ALL) 2> .nox/$*.log || { cat .nox/$*.log >&2; exit 1; }
 
+# The first tier: about a minute, in the environment of the session kernels, which install-kernels makes.
+test-first:
+	@.nox/kernels/bin/python -m pytest
+
 test-trl_versions:
 	@$(NOX) -s trl_versions -- $(TRLS) 2> .nox/trl_versions.log || { cat .nox/trl_versions.log >&2; exit 1; }
 
@@ -80,9 +84,20 @@ pages: $(INSTALLS)
 	done
 	@.nox/kernels/bin/python -m docs.generator --rest
 
-# The site, in site/: open site/index.html. Its tests need Chromium (apt-get install chromium).
-docs: .nox/.venv/installed
-	@$(NOX) -s docs
+# The site, in site/: open site/index.html. `docs` also runs its tests, which need Chromium (apt-get install chromium).
+site docs: .nox/.venv/installed
+	@$(NOX) -s $@
+
+# The sdist and the wheel, in dist/: built, checked, and used in a folder without the clone.
+release-check: .nox/.venv/installed
+	@$(NOX) -s release
+
+# Our losses with the newest release of a framework, whatever the bounds are: make newest, or make newest-trl.
+newest: newest-torch newest-trl newest-verl newest-skyrl newest-tinker
+	@.nox/.venv/bin/python -m benchmarks.newest --table
+
+newest-%: .nox/.venv/installed
+	@$(NOX) -s "newest($*)"
 
 clean:
 	rm -rf .nox .venv build demo_out dist site *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

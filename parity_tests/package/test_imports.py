@@ -64,7 +64,8 @@ CLAIMED = {
 # What a function may import, when it is called: `demo` runs a recipe, `check` the laws, `conform` the claims,
 # `plot` draws.
 LAZILY = {
-    f"{PACKAGE}.cli": (RECIPES, TESTING, CONFORMANCE, PLOTTING, TEACHER),
+    f"{PACKAGE}.cli": (RECIPES, TESTING, CONFORMANCE, PLOTTING, TEACHER, "tokenizers"),
+    f"{PACKAGE}.batches": ("safetensors",),
     f"{TESTING}.checking": ("pytest",),
 }
 
@@ -170,9 +171,9 @@ FLOORS = (
     ("errors", "hookspecs"),
     ("losses", "flat_kernels", ""),  # "" is the package itself
     ("frameworks", "doctor", "calling_convention"),
-    ("objective", "config", "columns"),
+    ("objective", "config", "columns", "batches", "health"),
     ("adapters", "testing"),
-    ("conformance", "plotting", "teacher"),
+    ("conformance", "comparing", "plotting", "teacher"),
     ("recipes",),
     ("cli",),
     ("__main__",),

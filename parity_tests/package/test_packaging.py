@@ -13,6 +13,9 @@ from parity_tests.rigs.programs import python
 pytestmark = pytest.mark.thorough
 
 FOLDERS = ("kernels", "adapters", "recipes")
+# The recipes that run in a clone: in environments of the Makefile, or as files to copy.
+FROM_A_CLONE = tuple(f"recipes/{name}/" for name in ("monarch", "openenv", "smollm", "tinker", "trl", "verl"))
+MOST_BYTES = 900_000  # of the wheel
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +34,27 @@ def test_wheel_installs_one_import_name_with_licence_and_typing_marker(wheel: zi
 
 @pytest.mark.parametrize("folder", ("composer_plugins", *FOLDERS))
 def test_wheel_carries_every_source_file(wheel: zipfile.ZipFile, folder: str) -> None:
-    suffixes = {".py", ".toml", ".yaml", ".md"}
-    sources = [path for path in (ROOT / folder).rglob("*") if path.suffix in suffixes]
-    inside = [path.relative_to(ROOT).as_posix().removeprefix("composer_plugins/") for path in sources]
+    sources = [path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py")]
+    inside = [one.removeprefix("composer_plugins/") for one in sources if not one.startswith(FROM_A_CLONE)]
     expected = {f"composer_plugins/{name}" for name in inside}
     assert expected, f"{folder}/ has no source file"
     assert not expected - {*wheel.namelist()}, "add the folder to `packages` in pyproject.toml"
+
+
+def test_wheel_carries_what_its_modules_read_beside_them(wheel: zipfile.ZipFile) -> None:
+    for name in (
+        *(
+            "health/log_rules.toml",
+            "template/README.md",
+            "plotting/recorded.html",
+        ),
+        *("cli/recorded.json", "recipes/trace_replay/recorded/session.jsonl"),
+    ):
+        assert f"composer_plugins/{name}" in wheel.namelist()
+
+
+def test_wheel_is_small(wheel: zipfile.ZipFile) -> None:
+    assert Path(str(wheel.filename)).stat().st_size < MOST_BYTES
 
 
 def test_the_build_writes_the_names_of_all_kernels_for_type_checkers(wheel: zipfile.ZipFile) -> None:
