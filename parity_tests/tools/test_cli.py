@@ -3,6 +3,8 @@
 import inspect
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +12,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from composer_plugins.cli import app, listing
+from composer_plugins.cli import app, example, listing, recorded, worked_example
 from composer_plugins.losses.registry import collect, get_plugin_manager, losses
-from composer_plugins.losses.row import Loss
-from parity_tests.rigs.commands import invoke, output
+from composer_plugins.losses.row import KINDS, Loss
+from parity_tests.rigs.commands import error, invoke, output
 from parity_tests.rigs.every import each
+from parity_tests.rigs.paths import ROOT
 
 LOSSES = losses()
 
@@ -56,8 +59,22 @@ def upstreams(rows: list[dict[str, Any]]) -> set[str]:
     return {d["name"].partition("@")[2] for row in rows for d in row["dialects"]}
 
 
-def test_the_list_names_every_loss_with_its_source_and_its_proof() -> None:
-    text = output("list")
+def test_the_list_has_one_line_to_a_loss_with_the_frameworks_that_run_it() -> None:
+    lines = [line.rstrip() for line in output("list").splitlines()]
+    assert max(map(len, lines)) <= 100 and max(map(len, output("list", columns=100).splitlines())) <= 100
+    of_a_loss = [line.split() for line in lines if line.startswith("  ")]
+    assert [words[0] for words in of_a_loss] == [
+        loss.name for kind in KINDS for loss in LOSSES if loss.kind == kind
+    ]
+    assert len(lines) == len(LOSSES) + 2 * len(KINDS) + 3  # a heading and an empty line to a kind, two notes
+    marks = {words[0]: words[1] for words in of_a_loss[:51]}
+    assert (marks["cispo"], marks["gspo"], marks["clip_cov"]) == ("tvpsinlo", "tvpsinl.", "........")
+    assert lines[0].startswith("runs in: t trl, v verl, p prime-rl, s skyrl, i tinker, n nemo-rl, l slime")
+    assert "runs in" not in output("list", "--kind", "kl")  # which no framework can be told to run
+
+
+def test_the_verbose_list_names_every_loss_with_its_source_and_its_proof() -> None:
+    text = output("list", "-v")
     for loss in LOSSES:
         assert f"\n{loss.name} " in text and loss.paper.split()[0] in text
         assert all(f"  @{dialect.upstream}" in text for dialect in loss.dialects)
@@ -160,13 +177,35 @@ def test_a_search_finds_names_papers_summaries_and_the_names_of_frameworks(
 def test_an_empty_list_says_what_a_word_may_have_meant() -> None:
     nothing = output("list", "--kind", "policy", "--dialects-of", "sdpo")
     assert nothing == "no loss matches; remove a word or an option\n"
-    assert output("list", "dapoo") == "no loss matches; did you mean 'dapo'?\n"
-    assert "wpo is not a loss of its own: weigh the pairs" in output("list", "wpo")
-    done = invoke("list", "--json", "dapoo")
+    assert output("list", "cispo", "gspo") == nothing
+    done = invoke("list", "cispo", "gspo", "--json")
     assert json.loads(done.stdout)["losses"] == [] and done.stderr.startswith("no loss matches")
+    assert error("list", "dapoo", "--json") == error("list", "dapoo")
 
 
 # explain
+
+
+WITHOUT_TORCH = [["explain", "cispo"], ["explain", "grpo@trl", "--json"], ["diff", "cispo@trl", "cispo@verl"]]
+
+
+@pytest.mark.parametrize("words", [*WITHOUT_TORCH, ["list", "--framework", "skyrl"]], ids=" ".join)
+def test_what_is_recorded_is_shown_without_torch(words: list[str]) -> None:
+    code = f"import sys; sys.argv[1:] = {words}; from composer_plugins.cli import main\ntry: main()\n"
+    code += "finally: print('torch' in sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout and done.stderr.splitlines()[-1] == "False", done.stderr
+
+
+def test_the_numbers_are_computed_where_the_code_is_not_what_was_recorded(monkeypatch: Any) -> None:
+    cispo = next(loss for loss in LOSSES if loss.name == "cispo")
+    changed = replace(cispo, dialects=())
+    monkeypatch.setattr(worked_example, "computed", lambda *given: "computed")
+    assert example.example_of(cispo, [None]) != "computed" == example.example_of(changed, [None])
+    recorded._records.cache_clear()
+    monkeypatch.setattr(recorded, "code", lambda: "another kernel")
+    assert example.example_of(cispo, [None]) == "computed"
+    recorded._records.cache_clear()
 
 
 def no_constant(name: str) -> None:
@@ -214,7 +253,7 @@ def test_json_has_one_loss_for_each_kind_and_only_the_dialect_that_is_named() ->
     assert row["inputs"][0]["shape"] == "[*batch, tokens]"
 
 
-def example(*words: str) -> list[str]:
+def example_lines(*words: str) -> list[str]:
     return output("explain", *words).partition("on the worked example\n")[2].splitlines()
 
 
@@ -236,7 +275,8 @@ def test_the_page_says_which_frameworks_run_a_loss() -> None:
 
 
 def test_the_example_shows_its_inputs_and_the_values_of_required_parameters() -> None:
-    token_loss, mask, *_ = (line.split() for line in example("token-mean"))
+    token_loss, mask, *_ = (line.split() for line in example_lines("token-mean"))
     assert (token_loss[0], mask[0]) == ("token_loss", "mask")
-    assert example("dro")[0].startswith("  with beta=")
-    assert example("dro")[0].endswith("(no default: an example)") and "an example" not in example("cispo")[0]
+    assert example_lines("dro")[0].startswith("  with beta=")
+    assert example_lines("dro")[0].endswith("(no default: an example)")
+    assert "an example" not in example_lines("cispo")[0]

@@ -23,6 +23,7 @@ def numbers(text: str) -> Counter[str]:
 DIFFERENT = [("grpo", "ipo"), ("seq-mean-token-sum-norm@verl<0.7.1", "token-mean"), ("dpo", "kto")]
 PAGES = {
     "list": ["list"],
+    "list-v": ["list", "-v"],
     **{f"explain-{loss.kind}-{loss.name}": ["explain", loss.name, "--kind", loss.kind] for loss in losses()},
     **{f"diff-{one}-{other}": ["diff", one, other] for one, other in DIFFERENT},
 }

@@ -267,17 +267,28 @@ def test_a_figure_shows_the_data(matplotlib: Any, names: str) -> None:
         else:
             lines = {(tuple(line.get_xdata()), tuple(line.get_ydata())) for line in axes.lines}
             assert lines >= {(series.x, series.y) for series in panel.series}
-        texts = (axes.get_title(), axes.get_xlabel(), axes.get_ylabel())
+        texts = (axes.get_title(), axes.get_xlabel().replace("\n", " "), axes.get_ylabel())
         assert texts == (panel.title, panel.x_label, panel.y_label)
-    legend = [text.get_text() for part in figure.subfigs for one in part.legends for text in one.texts]
+    legend = [text.get_text() for one in figure.legends for text in one.texts]
     assert legend == list(dict.fromkeys(s.label for panel in picture.panels for s in panel.series))
 
 
 def test_a_figure_says_where_cispo_of_trl_stays(matplotlib: Any) -> None:
     figure = plotting.figure(["cispo@trl", "grpo"])
     texts = [[text.get_text() for text in axes.texts] for axes in figure.axes]
-    assert ["stays at 0.2" in each for each in texts] == [False, False, True, True]
+    assert ["→ 0.2" in each for each in texts] == [False, False, True, True]
     assert all("0.2" in each for each in texts)
+
+
+def test_labels_stand_where_they_are_wanted_or_apart(matplotlib: Any) -> None:
+    from composer_plugins.plotting.drawing import spread
+
+    assert spread([0.1, 0.8, 1.5], 0.2, 0.0, 2.0) == [0.1, 0.8, 1.5]
+    assert spread([1.0, 1.0, 1.1, 1.9], 0.2, 0.0, 2.0) == pytest.approx(
+        [0.8333, 1.0333, 1.2333, 1.9], abs=1e-4
+    )
+    assert spread([1.9, 1.9], 0.2, 0.0, 2.0) == pytest.approx([1.8, 2.0])
+    assert spread([0.0, 0.0], 0.2, 0.0, 2.0) == pytest.approx([0.0, 0.2])
 
 
 def test_the_suffix_says_the_format_and_an_svg_is_always_the_same(matplotlib: Any, tmp_path: Path) -> None:

@@ -20,5 +20,6 @@ def test_three_channels_over_http_raise_the_reward() -> None:
     steps = re.findall(r"step (\d+): reward ([\d.]+), loss (-?[\d.]+)", done.stdout)
     rewards = [float(reward) for _, reward, _ in steps]
     assert rewards[0] == FIRST_REWARD
-    assert float(steps[0][2]) == pytest.approx(FIRST_LOSS, rel=1e-4)
+    # The model is trained before, and two processors left losses that differ by 1.3e-4.
+    assert float(steps[0][2]) == pytest.approx(FIRST_LOSS, rel=1e-3)
     assert sum(rewards[-5:]) / 5 > 2 * rewards[0]
