@@ -1,4 +1,5 @@
-"""Write an RL loss once, as per-token mathematics; run it in every RL framework.
+"""RL losses written once, as a loss per token, and tested for equal values and gradients in TRL, verl,
+PRIME-RL and five other frameworks.
 
 `kernels`, `adapters` and `recipes` beside this file are links to the folders at the top of the
 repository, where the code lives; an installed wheel holds them here. Importing this package loads

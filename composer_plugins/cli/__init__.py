@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+import composer_plugins
 from composer_plugins import __version__
 from composer_plugins.errors import ComposerError
 
@@ -25,8 +26,10 @@ COMMANDS = {
     "doctor": ("doctor", "doctor"),
     "migrate": ("migrate", "migrate"),
     "teacher": ("teacher", "teacher"),
+    "health": ("health", "health"),
     "new-plugin": ("new_plugin", "new_plugin"),
     "plot": ("plot", "plot"),
+    "compare": ("compare", "compare"),
     "demo": ("demo", "demo"),
 }
 WITH_WORDS = ("doctor", "migrate")  # they take a framework's own command line after --
@@ -37,7 +40,7 @@ def main() -> None:
     """Run the command line; an error of ours is one line on stderr and status 2."""
     sys.path.insert(0, os.getcwd())  # import paths are then found as by `python -m composer_plugins`
     name = next((word for word in sys.argv[1:2] if word in COMMANDS), None)
-    if name in BRIEF:  # a third of their time went into collecting what torch makes when it is imported
+    if name in BRIEF:  # a quarter of their time went into collecting what the imports make
         gc.disable()
         atexit.register(gc.freeze)  # and Python would collect it all at the end
     try:
@@ -53,7 +56,7 @@ def program(*names: str) -> typer.Typer:
     """Return the command line with these commands, or with all; the modules of others are not imported."""
     app = typer.Typer(
         name="composer-plugins",
-        help="RL losses, written once as a loss per token, for TRL, verl, PRIME-RL and others.",
+        help=" ".join((composer_plugins.__doc__ or "").partition("\n\n")[0].split()),
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # the tables of rich cut what is wider than a column

@@ -1,14 +1,14 @@
 """`composer-plugins check`: every law that a loss of the catalogue obeys, on any loss."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
 from composer_plugins.cli.completion import KindOption, complete_loss
-from composer_plugins.cli.console import answer, foreign_code, page
+from composer_plugins.cli.console import answer, foreign_code, page, progress
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.registry import OURS
 
@@ -24,7 +24,8 @@ def check(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Losses (my_loss), or functions (my_package.losses:my_loss, my_losses.py:my_loss).",
+            help="Losses (grpo), dialects (cispo@trl), or functions (my_package.losses:my_loss, "
+            "my_losses.py:my_loss).",
             autocompletion=complete_loss,
         ),
     ] = None,
@@ -71,9 +72,9 @@ def check(
             "check", "no loss is named", "composer-plugins check NAME, or my_package.losses:my_loss"
         )
     try:
-        with foreign_code():
+        with progress("loading") as tell, foreign_code():
             own = {"version": version, "options": options_of(option or [])}
-            reports = list(_reports(names, convention, kind, only or [], own))
+            reports = list(_reports(names, convention, kind, only or [], own, tell))
     except ConfigError as error:
         raise (error.under("--", "") if error.key in ("kind", "only") else error) from None
     if as_json:
@@ -87,9 +88,14 @@ def check(
 
 
 def _reports(
-    names: list[str], convention: str | None, kind: str | None, only: list[str], own: dict[str, Any]
+    names: list[str],
+    convention: str | None,
+    kind: str | None,
+    only: list[str],
+    own: dict[str, Any],
+    tell: Callable[[str], None],
 ) -> "Iterator[Report]":
-    """The report of each loss."""
+    """The report of each loss; `tell` is called with each law that is run."""
     if kind is not None and convention is not None:
         raise ConfigError("--kind", "it has no meaning with --as", "remove it: --as is for policy losses")
     if own["version"] is not None and convention is None:
@@ -98,15 +104,20 @@ def _reports(
         from composer_plugins.testing.conventions import check_as
 
         for name in names:
-            yield check_as(name, convention, only, **own)
+            yield check_as(name, convention, only, **own, tell=tell)
     else:
+        from composer_plugins.losses.choosing import row_named
+
+        # A name is looked up before torch is loaded.
+        named = names if own["options"] else [row_named(name, kind) for name in names]
+        tell(f"{' '.join(names)}: loading torch")
         from composer_plugins.testing.checking import check_row, find_row, laws_of
 
-        rows = [find_row(name, kind, own["options"]) for name in names]
+        rows = [find_row(one, kind, own["options"]) for one in named]
         for row in rows:
             laws_of(row, only)  # an error before the first law is run
         for row in rows:
-            yield check_row(row, only)
+            yield check_row(row, only, tell)
 
 
 def options_of(given: list[str]) -> dict[str, Any]:

@@ -49,6 +49,7 @@ def conform(
     if as_json and as_markdown:
         raise ConfigError("--markdown", "it was given with --json", "choose one of them")
     from composer_plugins.conformance import running, suites, tables
+    from composer_plugins.losses.registry import losses
 
     known = suites.compared()
     for name in frameworks or ():
@@ -63,10 +64,12 @@ def conform(
     by_checkout = [one.name for one in chosen if not one.package]
     if source is not None and len(by_checkout) > 1:
         problem = f"it may be a checkout for {', '.join(by_checkout)}"
-        raise ConfigError(
-            "--source", problem, f"name one: composer-plugins conform {by_checkout[0]} --source DIR"
-        )
-    _check_losses(loss or ())
+        remedy = f"name one: composer-plugins conform {by_checkout[0]} --source DIR"
+        raise ConfigError("--source", problem, remedy)
+    names = {one.name for one in losses()}
+    for base in [name.partition("@")[0] for name in loss or ()]:
+        if base not in names:
+            raise unknown("--loss", base, names, noun="loss", more="composer-plugins list shows all")
     results: list[tuple[str, Suite, list[Row]]] = []
     stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
     unusable = False
@@ -98,15 +101,6 @@ def conform(
         raise typer.Exit(NOTHING_RAN)
     if unusable or any(row.status in running.BROKEN for _, _, rows in results for row in rows):
         raise typer.Exit(1)
-
-
-def _check_losses(names: list[str] | tuple[str, ...]) -> None:
-    from composer_plugins.losses.registry import losses
-
-    known = {loss.name for loss in losses()}
-    for name in names:
-        if (base := name.partition("@")[0]) not in known:
-            raise unknown("--loss", base, known, noun="loss", more="composer-plugins list shows all")
 
 
 def _check_compared(names: Sequence[str], results: "list[tuple[str, Suite, list[Row]]]") -> None:

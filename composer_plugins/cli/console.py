@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING
 
@@ -21,11 +21,12 @@ answer = typer.echo  # a result on stdout
 
 
 def installed(*names: str, kernels: bool = True) -> "Registry":
-    """Everything installed; the faults of plugins are printed to stderr.
+    """Everything installed, with the recorded defaults; the faults of plugins are printed to stderr.
 
     The kernels of plugins load torch. They are not imported without `kernels`, and where no loss has one of
     the `names`.
     """
+    from composer_plugins.cli.recorded import use_recorded_defaults
     from composer_plugins.losses.registry import collect, get_plugin_manager
 
     with foreign_code():
@@ -34,6 +35,7 @@ def installed(*names: str, kernels: bool = True) -> "Registry":
         known = {loss.name for loss in registry.losses}
         if kernels and all(":" in name or name.partition("@")[0] in known for name in names):
             registry = collect(manager)
+    use_recorded_defaults(registry.losses)
     complain(registry.problems)
     return registry
 
@@ -56,6 +58,13 @@ def foreign_code() -> Iterator[None]:
     except SystemExit as error:
         problem = f"the code of a loss, a plugin or a framework ended the program: {in_a_line(error)}"
         raise ConfigError("exit", problem, "let it raise another exception") from error
+
+
+@contextmanager
+def progress(text: str) -> Iterator[Callable[[str], None]]:
+    """Show on stderr, if it is a terminal, what is being done; yield a function that shows something else."""
+    with Console(stderr=True).status(Text(text)) as shown:
+        yield lambda next_text: shown.update(Text(next_text))
 
 
 def page() -> Console:

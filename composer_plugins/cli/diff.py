@@ -9,13 +9,13 @@ from rich.text import Text
 
 from composer_plugins.cli.completion import KindOption, complete_loss
 from composer_plugins.cli.console import answer, complain, foreign_code, installed, page, table
+from composer_plugins.cli.example import at, example_of, label_of, positions_of, written
+from composer_plugins.cli.recorded import Numbers, column, examples
 from composer_plugins.errors import ConfigError
 from composer_plugins.losses.choosing import Choice, find
 from composer_plugins.losses.row import GRADIENTS, KINDS, REQUIRED
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from composer_plugins.losses.registry import Problem, Registry
 
 ABSENT = "not there"  # of a parameter that one of them does not have
@@ -23,7 +23,7 @@ ABSENT = "not there"  # of a parameter that one of them does not have
 
 def diff(
     first: Annotated[
-        str, typer.Argument(help="A loss, a dialect or an import path.", autocompletion=complete_loss)
+        str, typer.Argument(help="A loss, a dialect or a function.", autocompletion=complete_loss)
     ],
     second: Annotated[str, typer.Argument(help="Another of the same kind.", autocompletion=complete_loss)],
     kind: KindOption = None,
@@ -63,12 +63,11 @@ def pairs(registry: "Registry", first: str, second: str, kind: str | None) -> li
 def compare(registry: "Registry", choices: tuple[Choice, Choice]) -> tuple[dict[str, Any], list["Problem"]]:
     """What differs, for JSON, and the faults of the kernels."""
     from composer_plugins.cli.explaining import problem_of
-    from composer_plugins.cli.worked_example import examples, run
 
     problems, numbers = list["Problem"](), []
     for one in choices:
         try:
-            numbers.append(run(one))
+            numbers.append(example_of(one.loss, [one.dialect]).results[column(one.dialect)])
         except (Exception, SystemExit) as error:  # a plugin's own kernel
             problems.append(problem_of(registry, one.loss, error))
     names = [choice.name for choice in choices]
@@ -118,17 +117,15 @@ def _described(choice: Choice) -> dict[str, Any]:
     }
 
 
-def _differing(names: list[str], results: "list[dict[str, Tensor]]") -> list[dict[str, Any]]:
+def _differing(names: list[str], results: list[dict[str, Numbers]]) -> list[dict[str, Any]]:
     """The numbers on the worked example that differ in the four digits of the page."""
-    from composer_plugins.cli.worked_example import at, label_of, number, positions_of, written
-
     ours, theirs = results
     found = []
     for kind in (name for name in ours if name in theirs):
-        for position in positions_of(ours[kind].shape):
+        for position in positions_of(ours[kind]):
             two = [at(result[kind], position) for result in results]
             if written(two[0]) != written(two[1]):
-                values = dict(zip(names, map(number, two), strict=True))
+                values = dict(zip(names, two, strict=True))
                 found.append({"of": kind, "at": label_of(position), "values": values})
     return found
 

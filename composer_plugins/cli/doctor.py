@@ -28,11 +28,7 @@ from composer_plugins.frameworks.registry import OURS, frameworks
 from composer_plugins.objective.resolve import examine, is_readable, unreadable
 
 STYLES: dict[Severity, str] = {"error": "red", "warning": "yellow", "info": "cyan"}
-NOUNS: dict[Severity, tuple[str, str]] = {
-    "error": ("error", "errors"),
-    "warning": ("warning", "warnings"),
-    "info": ("remark", "remarks"),
-}
+NOUNS: dict[Severity, str] = {"error": "error", "warning": "warning", "info": "remark"}
 
 
 def examinable() -> dict[str, Framework]:
@@ -112,7 +108,10 @@ def doctor(
         answer(json.dumps(as_data(name, config, found), indent=2))
     else:
         console = Console(highlight=False, markup=False, emoji=False)
-        print_findings(console, config.what, found)
+        for finding in sorted(found.findings, key=lambda one: list(STYLES).index(one.severity)):
+            print_finding(console, finding)
+        summary = f"{config.what}: {count(found.findings)}, against {found.against}"
+        console.print(Text(summary), soft_wrap=True)
     if any(finding.severity == "error" for finding in found.findings):
         raise typer.Exit(1)
 
@@ -141,13 +140,6 @@ def as_data(framework: str, given: Given, found: Examination) -> dict[str, Any]:
     }
 
 
-def print_findings(console: Console, what: str, found: Examination) -> None:
-    """Print each finding, errors first, and how many there are."""
-    for finding in sorted(found.findings, key=lambda one: list(STYLES).index(one.severity)):
-        print_finding(console, finding)
-    console.print(Text(f"{what}: {count(found.findings)}, against {found.against}"), soft_wrap=True)
-
-
 def print_finding(console: Console, finding: Finding) -> None:
     """Print the severity and the key of a finding, and below them its problem and its remedy."""
     head = Text(f"{finding.severity}: ", style=STYLES[finding.severity])
@@ -159,6 +151,5 @@ def print_finding(console: Console, finding: Finding) -> None:
 def count(findings: Sequence[Finding]) -> str:
     """ "1 error, 2 warnings", or "nothing found"."""
     numbers = {severity: sum(one.severity == severity for one in findings) for severity in STYLES}
-    return (
-        ", ".join(f"{n} {NOUNS[severity][n > 1]}" for severity, n in numbers.items() if n) or "nothing found"
-    )
+    found = [f"{n} {NOUNS[severity]}{'s' * (n > 1)}" for severity, n in numbers.items() if n]
+    return ", ".join(found) or "nothing found"

@@ -1,10 +1,9 @@
 """`composer-plugins explain`: one loss on a page, with its dialects and the numbers that they give."""
 
-import inspect
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
@@ -13,15 +12,16 @@ from rich.text import Text
 
 from composer_plugins.cli.completion import KindOption, complete_loss
 from composer_plugins.cli.console import answer, complain, foreign_code, installed, page, table
+from composer_plugins.cli.example import at, example_of, given_to, label_of, positions_of, written
 from composer_plugins.cli.listing import IMPORT_PATH, changes, row_as_data
+from composer_plugins.cli.recorded import Example, docstring
+from composer_plugins.errors import ConfigError, did_you_mean
+from composer_plugins.frameworks.inputs import conditions
 from composer_plugins.frameworks.registry import running
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.inputs import INPUTS
 from composer_plugins.losses.registry import Problem, Registry
 from composer_plugins.losses.row import GRADIENTS, Dialect, Loss
-
-if TYPE_CHECKING:
-    from composer_plugins.cli.worked_example import Results
 
 AVERAGES = {True: "length-averaged log-probabilities", False: "summed log-probabilities"}
 WIDEST = 100  # prose is not easier to read in longer lines
@@ -30,10 +30,12 @@ LINE_END = re.compile(r"(?<!\n)\n(?!\n| |- |[A-Z]\w*: )")
 
 
 def explain(
-    name: Annotated[
-        str,
+    words: Annotated[
+        list[str],
         typer.Argument(
-            help="A loss (cispo), a dialect (cispo@trl), or an import path (my_package.losses:my_loss).",
+            metavar="NAME",
+            help="A loss (cispo), a dialect (cispo@trl), or a function (my_package.losses:my_loss, "
+            "my_losses.py:my_loss).",
             autocompletion=complete_loss,
         ),
     ],
@@ -46,9 +48,11 @@ def explain(
     """
     from composer_plugins.losses.choosing import find
 
-    registry = installed(name)
+    registry = installed(*words)
+    if len(words) > 1:
+        raise several_named(registry, *words[:2])
     with foreign_code():
-        found = find(registry, name, kind)
+        found = find(registry, words[0], kind)
     results = [results_of(registry, one) for one in found]
     problems = [one for one in results if isinstance(one, Problem)]
     if as_json:
@@ -66,18 +70,24 @@ def explain(
         raise typer.Exit(1)
 
 
-def results_of(registry: Registry, choice: Choice) -> "Results | Problem":
+def several_named(registry: Registry, first: str, second: str) -> ConfigError:
+    """The error for two names, of which the second may be the upstream of a dialect."""
+    dialects = {f"{loss.name}@{one.upstream}" for loss in registry.losses for one in loss.dialects}
+    meant, problem = f"{first}@{second}", f"{first!r} and {second!r} are given, and one page is of one loss"
+    remedy = did_you_mean([meant]) if meant in dialects else "compare two with composer-plugins diff"
+    return ConfigError("NAME", problem, remedy)
+
+
+def results_of(registry: Registry, choice: Choice) -> Example | Problem:
     """What the loss and its dialects give on the worked example, or the fault of the kernel."""
     with foreign_code():
-        from composer_plugins.cli import worked_example  # loads torch
-
         try:
-            return worked_example.results_of(choice.loss, _dialects(choice))
+            return example_of(choice.loss, (None, *_dialects(choice)))
         except (Exception, SystemExit) as error:  # a plugin's own kernel
             return problem_of(registry, choice.loss, error)
 
 
-def print_page(console: Console, registry: Registry, choice: Choice, results: "Results | Problem") -> None:
+def print_page(console: Console, registry: Registry, choice: Choice, results: Example | Problem) -> None:
     """Print all that the catalogue and the kernel's docstring say of a loss, and its numbers."""
     loss, dialects = choice.loss, _dialects(choice)
 
@@ -89,7 +99,7 @@ def print_page(console: Console, registry: Registry, choice: Choice, results: "R
     console.print(Text(f"{loss.name}  ({loss.kind})", style="bold"))
     if loss.path != loss.name:  # the summary of an import path is its docstring's first line
         console.print(loss.summary)
-    text = Text(LINE_END.sub(" ", _docstring(loss)))
+    text = Text(LINE_END.sub(" ", docstring(loss)))
     console.print(Padding(text, (1, 0, 1, 2)), width=min(console.width, WIDEST), overflow="fold")
     console.print(table(_facts(registry, loss)))
     inputs = [(one["name"], one["shape"], one["help"]) for one in _inputs(loss, dialects)]
@@ -103,22 +113,19 @@ def print_page(console: Console, registry: Registry, choice: Choice, results: "R
     for d in dialects:
         section(f"{loss.name}@{d.upstream}", [table(_facts_of_dialect(loss, d))])
     if not isinstance(results, Problem):
-        section("on the worked example", _example(loss, results))
+        section("on the worked example", _example(results))
 
 
-def _example(loss: Loss, results: "Results") -> Iterator[RenderableType]:
+def _example(example: Example) -> Iterator[RenderableType]:
     """A table to a quantity (the loss, its gradient), a row to a dialect; the inputs above the first."""
-    from composer_plugins.cli.worked_example import at, examples, given_to, label_of, positions_of, written
-
-    first = next(iter(results.values()))
-    above, beside = given_to(loss, first)
-    if values := ", ".join(f"{name}={value}" for name, value in examples(loss).items()):
+    above, beside = given_to(example)
+    if values := ", ".join(f"{name}={value}" for name, value in example.parameters.items()):
         yield Text(f"with {values} (no default: an example)", style="dim")
     if above:
         yield table([(name, written(x)) for name, x in above.items()])
-    for quantity, x in first.items():
-        positions = positions_of(x.shape)
-        given = [*beside.items(), *((name, result[quantity]) for name, result in results.items())]
+    for quantity, x in next(iter(example.results.values())).items():
+        positions = positions_of(x)
+        given = [*beside.items(), *((name, one[quantity]) for name, one in example.results.items())]
         rows = [(name, *(written(at(one, position)) for position in positions)) for name, one in given]
         headings = [label_of(position).replace(" token", "\ntoken") for position in positions]
         if not beside:
@@ -127,17 +134,16 @@ def _example(loss: Loss, results: "Results") -> Iterator[RenderableType]:
         beside = {}
 
 
-def as_data(registry: Registry, choice: Choice, results: "Results | Problem") -> dict[str, Any]:
+def as_data(registry: Registry, choice: Choice, results: Example | Problem) -> dict[str, Any]:
     """What the page shows, for JSON. Without an example where the kernel fails."""
-    from composer_plugins.cli import worked_example
-
     loss, dialects = choice.loss, _dialects(choice)
     return {
         **row_as_data(registry, loss, dialects),
-        "docstring": _docstring(loss),
+        "docstring": docstring(loss),
         "runs_in": _runs_in(loss),
+        "inputs_when": _when(loss),
         "inputs": _inputs(loss, dialects),
-        "example": None if isinstance(results, Problem) else worked_example.as_data(loss, results),
+        "example": None if isinstance(results, Problem) else results._asdict(),
     }
 
 
@@ -153,10 +159,6 @@ def problem_of(registry: Registry, loss: Loss, error: BaseException) -> Problem:
     return Problem(registry.origins.get((loss.kind, loss.name), ""), fault(loss, error), loss.name)
 
 
-def _docstring(loss: Loss) -> str:
-    return inspect.getdoc(loss.kernel()) or ""
-
-
 def _facts(registry: Registry, loss: Loss) -> list[tuple[str, str]]:
     rows = {
         "paper": loss.paper,
@@ -168,6 +170,10 @@ def _facts(registry: Registry, loss: Loss) -> list[tuple[str, str]]:
         "gradient": GRADIENTS[loss.gradient],
         "scores": AVERAGES[True] if loss.average else "",
         "runs in": _runs_in(loss),
+        **{
+            f"in {name}": "; ".join(f"{need}: {when}" for need, when in found.items())
+            for name, found in _when(loss).items()
+        },
         "from": registry.origins.get((loss.kind, loss.name), IMPORT_PATH),
     }
     return [(label, text) for label, text in rows.items() if text]
@@ -190,6 +196,12 @@ def _runs_in(loss: Loss) -> str:
         return ", ".join(names)
     meant_to = any(loss.kind in one.provides for one in running())
     return "no adapter yet: call the kernel" if meant_to else "a part of other losses: call the kernel"
+
+
+def _when(loss: Loss) -> dict[str, dict[str, str]]:
+    """By framework that runs it, when it has which input, where that is not always."""
+    found = {one.name: conditions(one.name, loss) for one in running() if one.runs(loss)}
+    return {name: when for name, when in found.items() if when}
 
 
 def _inputs(loss: Loss, dialects: list[Dialect]) -> list[dict[str, Any]]:

@@ -14,11 +14,11 @@ from composer_plugins.objective.files import one_config
 from composer_plugins.objective.resolve import configs_of
 from composer_plugins.objective.words import CommandLine, command_line
 
-SCRIPT = re.compile(r".*\.(sh|bash|zsh|slurm|sbatch|py)(:\d+)?")
+SCRIPT = re.compile(r".*\.(sh|bash|zsh|slurm|sbatch)(:\d+)?")
+PYTHON = re.compile(r"(.*\.py)(:.*)?")
 INSTEAD = (
     "put `composer-plugins doctor --framework verl --`, for example, in the place of `python3 -m "
-    "verl.trainer.main_ppo` in it, and run it; of torchtitan, name the function that makes the config: "
-    "my_package.config_registry:my_config_function"
+    "verl.trainer.main_ppo` in it, and run it"
 )
 
 
@@ -63,6 +63,12 @@ def read(words: Sequence[str], framework: str, after: Sequence[str] | None) -> G
     named = [one for one in words if one not in options]
     for script in filter(SCRIPT.fullmatch, named):
         raise ConfigError(script, "a script is not read", INSTEAD)
+    for python in filter(None, map(PYTHON.fullmatch, named)):
+        remedy = (
+            f"check a loss with `composer-plugins check {python[1]}:FUNCTION`, and of torchtitan name the "
+        )
+        remedy += "function that makes the config, as my_package.config_registry:my_config_function"
+        raise ConfigError(python[0], "it is Python code, and not a config", remedy)
     files = [*map(Path, named), *more.files]
     overrides = (*options, *more.overrides)
     number = f"{len(overrides)} override{'s' * (len(overrides) > 1)}"

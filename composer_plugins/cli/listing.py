@@ -1,7 +1,8 @@
-"""`composer-plugins list`: the losses that a search and filters keep, as tables or as JSON."""
+"""`composer-plugins list`: the losses that a search and filters keep, one to a line, as tables or as JSON."""
 
 import json
 import math
+import string
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
@@ -53,9 +54,17 @@ def list_losses(
     dialects_of: Annotated[
         list[str] | None, typer.Option(help="Only the dialects of these upstreams: trl, verl, verl<0.7.1 ...")
     ] = None,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose",
+            "-v",
+            help="With the paper of each loss, the test that proves it, and the dialects of frameworks.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, with every parameter.")] = False,
 ) -> None:
-    """List every loss and dialect, with its source and the test that proves it.
+    """List the losses, one to a line, with the frameworks that run each.
 
     Each option may be repeated. With --json the kernels of plugins are called once, on six tokens, to see
     what they return; `check` and `explain` call them too.
@@ -70,11 +79,13 @@ def list_losses(
         registry = registry._replace(problems=(*registry.problems, *wrong))
     rows = select(registry.losses, search or (), kind or (), needs or (), framework or (), dialects_of or ())
     if not rows:
-        typer.echo(none_found(registry.losses, search or ()), err=as_json)
+        if error := unknown_word(registry.losses, search or ()):
+            raise error
+        typer.echo("no loss matches; remove a word or an option", err=as_json)
     if as_json:
         answer(json.dumps(as_data(registry, rows), indent=2))
     elif rows:
-        print_tables(page(), registry, rows)
+        (print_tables if verbose else print_lines)(page(), registry, rows)
     if registry.problems:
         raise typer.Exit(1)
 
@@ -130,14 +141,17 @@ def select(
     return rows
 
 
-def none_found(losses: Sequence[Loss], words: Sequence[str]) -> str:
-    """The sentence for an empty list, with what a search word may have meant."""
+def unknown_word(losses: Sequence[Loss], words: Sequence[str]) -> ConfigError | None:
+    """The error for the first search word that no loss has, with what it may have meant; None without one."""
     for word in words:
-        if part := PARTS.get(spelling(word)):
-            return f"no loss matches; {word} is not a loss of its own: {part}"
-        if nearest := near(word, [loss.name for loss in losses]):
-            return f"no loss matches; {did_you_mean(nearest)}"
-    return "no loss matches; remove a word or an option"
+        if not any(mentions(loss, word.removeprefix(ARXIV), other_names(loss)) for loss in losses):
+            if part := PARTS.get(spelling(word)):
+                return ConfigError("SEARCH", f"{word!r} is not a loss of its own", part)
+            if kinds := near(word, KINDS):
+                return ConfigError("SEARCH", f"no loss has the word {word!r}", did_you_mean(kinds, "--kind "))
+            names = [loss.name for loss in losses] + [d.upstream for loss in losses for d in loss.dialects]
+            return unknown("SEARCH", word, names, noun="word", more="composer-plugins list shows all")
+    return None
 
 
 def wrong_results(registry: Registry) -> list[Problem]:
@@ -175,6 +189,37 @@ def row_as_data(registry: Registry, loss: Loss, dialects: list[Dialect]) -> dict
     }
 
 
+def print_lines(console: Console, registry: Registry, rows: list[Shown]) -> None:
+    """A line to each loss, by kind: its name, a letter for each framework that runs it, and what it is."""
+    letters = letters_of([one.name for one in running()])
+    if any(loss.kind in one.provides for loss, _ in rows for one in running()):
+        legend = ", ".join(f"{letter} {name}" for name, letter in letters.items())
+        console.print(f"runs in: {legend}; . not there\n")
+    for kind, words in KINDS.items():
+        of_kind = [loss for loss, _ in rows if loss.kind == kind]
+        hosts = [one for one in running() if kind in one.provides]
+        cells = []
+        for loss in of_kind:
+            marks = "".join(letters[one.name] if one.runs(loss) else "." for one in hosts)
+            name, what = Text(loss.name, style="cyan"), Text(_what(registry, loss))
+            cells.append((name, Text(marks), what) if hosts else (name, what))
+        if cells:
+            heading = _number(len(cells), words.singular, words.plural)
+            console.print(Text(heading, style="bold"), table(cells, indent=2), "", sep="\n")
+    console.print(
+        "-v shows the papers, proofs and dialects, and composer-plugins explain NAME all of one loss."
+    )
+
+
+def letters_of(names: Iterable[str]) -> dict[str, str]:
+    """A letter for each name: its first one that no other name has already."""
+    found = dict[str, str]()
+    for name in names:
+        left = [one for one in name + string.ascii_letters if one.isalpha() and one not in found.values()]
+        found[name] = left[0]
+    return found
+
+
 def print_tables(console: Console, registry: Registry, rows: list[Shown]) -> None:
     """A table to each kind: each loss with its source and its proof, its dialects below it."""
     for kind, names in KINDS.items():
@@ -187,11 +232,14 @@ def print_tables(console: Console, registry: Registry, rows: list[Shown]) -> Non
 
 
 def _cells(registry: Registry, loss: Loss, dialects: list[Dialect]) -> Iterator[tuple[Text, Text]]:
-    origin = registry.origins[loss.kind, loss.name]
-    what = loss.summary if origin == OURS else f"{loss.summary} [plugin: {origin}]"
-    yield Text(loss.name, style="cyan"), _text(what, loss.paper, loss.proof)
+    yield Text(loss.name, style="cyan"), _text(_what(registry, loss), loss.paper, loss.proof)
     for d in dialects:
         yield Text(f"  @{d.upstream}"), _text(changes(d) or "as the paper", d.source, d.proof)
+
+
+def _what(registry: Registry, loss: Loss) -> str:
+    origin = registry.origins[loss.kind, loss.name]
+    return loss.summary if origin == OURS else f"{loss.summary} [plugin: {origin}]"
 
 
 def _text(what: str, source: str, proof: str) -> Text:

@@ -13,7 +13,8 @@ def plot(
     names: Annotated[
         list[str],
         typer.Argument(
-            help="Losses (grpo), dialects (cispo@trl) or import paths (my_package.losses:my_loss).",
+            help="Losses (grpo), dialects (cispo@trl), or functions (my_package.losses:my_loss, "
+            "my_losses.py:my_loss).",
             autocompletion=complete_loss,
         ),
     ],

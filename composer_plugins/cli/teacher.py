@@ -71,6 +71,9 @@ def teacher(
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of a forward pass.")] = 16,
     device: Annotated[str, typer.Option(help="Where --model runs.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Of the rows and of the sampling.")] = 0,
+    control: Annotated[
+        bool, typer.Option("--control", help="Measure wrong hints and unrelated solved examples too.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Measure what the hint channel's teacher makes of its hints, before training.
@@ -93,12 +96,8 @@ def teacher(
         if own and not template:
             templates = {"trainer's own": own, **{k: t for k, t in templates.items() if t != own}}
         torch.manual_seed(seed)
-        stderr = Console(stderr=True)
-        found = list["Measured"]()
-        with stderr.status("measuring the policy") as status:
-            for one in measure(subject, templates):
-                found.append(one)
-                status.update(f"{len(found)} of {len(templates) + 1} measured")
+        with Console(stderr=True).status("measuring the policy and its teachers"):
+            found = [*measure(subject, templates, control=control, seed=seed)]
         advised = advice(found)
     if as_json:
         answer(json.dumps(_as_data(found, advised), indent=2))
@@ -139,14 +138,9 @@ def _subject(
 
 
 def _print(console: Console, found: "list[Measured]", advised: "Advice") -> None:
-    policy, *teachers = found
-    names = ["policy, no hint", *(one.name for one in teachers)]
-    values = [[getattr(one, key) for key in HEADINGS] for one in found]
-    rows = [
-        (name, *("-" if x != x else f"{x:.3f}" for x in of)) for name, of in zip(names, values, strict=True)
-    ]
-    headings = [*HEADINGS.values()]
-    console.print(table(rows, ("template", *headings), right=headings))
+    numbers = [[f"{getattr(one, key):.3f}".replace("nan", "-") for key in HEADINGS] for one in found]
+    rows = [(one.name or "policy, no hint", *of) for one, of in zip(found, numbers, strict=True)]
+    console.print(table(rows, ("template", *HEADINGS.values()), right=[*HEADINGS.values()]))
     console.print(Text(EXPLAINED, style="dim"))
     for finding in advised.findings:
         print_finding(console, finding)
@@ -157,7 +151,7 @@ def _print(console: Console, found: "list[Measured]", advised: "Advice") -> None
     console.print(
         Text(
             f"Use {best.name}: its teacher's sampled completions earn {best.sampled:.3f}, the policy's own "
-            f"{policy.sampled:.3f}, and no other such teacher is nearer to the policy.",
+            f"{found[0].sampled:.3f}, and no other such teacher is nearer to the policy.",
             "bold",
         )
     )

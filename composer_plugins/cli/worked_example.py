@@ -1,16 +1,18 @@
-"""The one small example on which `explain` compares dialects: two rollouts of three tokens.
+"""The small example on which `explain` compares dialects, computed: two rollouts of three tokens.
 
 The second rollout has an empty last position; the numbers are chosen so that clips, caps and masks
 differ: ratios between 0.4 and 2.7, advantages of both signs.
 """
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from composer_plugins.cli.recorded import Example, Numbers, code, column, digest, examples
 from composer_plugins.errors import ConfigError, in_a_line
 from composer_plugins.losses.calling import check_not_written, check_result, versions
 from composer_plugins.losses.choosing import Choice, of_row
@@ -53,10 +55,7 @@ GIVEN: dict[str, Any] = {
     "reference_kl": 0.3,
 }
 VOCABULARY, K = 5, 3
-# Positions of the example that are shown, [*batch, tokens]: the last is masked, and always 0.
-SHOWN_TOKENS: list[tuple[int, ...]] = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
-
-Results = dict[str, dict[str, Tensor]]  # by the name of a column ("default", "@trl"), then "loss", "gradient"
+DIGITS = 6  # of a number, so that it is the same on every machine
 
 
 def tensors(loss: Loss) -> dict[str, Any]:
@@ -77,31 +76,16 @@ def _tensor(need: str, loss: Loss) -> Any:
         values = torch.tensor(GIVEN[need])
         return values.double() if values.dtype.is_floating_point else values
     if need in SHIFTS:
-        shifted = torch.tensor(LOGPROBS, dtype=torch.float64) + torch.tensor(
-            SHIFTS[need], dtype=torch.float64
-        )
-        return shifted.clamp(max=-0.05)
+        return torch.tensor([LOGPROBS, SHIFTS[need]], dtype=torch.float64).sum(0).clamp(max=-0.05)
     shape = INPUTS[need].shape
     if shape == "[]":
         return torch.tensor(0.1, dtype=torch.float64)
-    size = {TOKENS: (2, 3), VOCAB: (2, 3, VOCABULARY), TOP_K: (2, 3, K), PAIRS: (3,), ROWS: (6,)}.get(
-        shape, (6, 2)
-    )
-    drawn = torch.randn(
-        size, generator=torch.Generator().manual_seed(sum(map(ord, need))), dtype=torch.float64
-    )
+    sizes = {TOKENS: (2, 3), VOCAB: (2, 3, VOCABULARY), TOP_K: (2, 3, K), PAIRS: (3,), ROWS: (6,)}
+    generator = torch.Generator().manual_seed(sum(map(ord, need)))
+    drawn = torch.randn(sizes.get(shape, (6, 2)), generator=generator, dtype=torch.float64)
     if need.endswith("_ids"):
         return drawn.argsort(-1)
     return torch.log_softmax(drawn, -1) - 0.1 if need.endswith("logprobs") else drawn
-
-
-def examples(loss: Loss) -> dict[str, Any]:
-    """A value for each parameter that has no default."""
-    required = {n: loss.parameters[n].example for n, default in loss.defaults.items() if default is REQUIRED}
-    for name, value in required.items():
-        if value is None:
-            raise ValueError(f"{name} has neither a default nor an example: Parameter(..., example=1)")
-    return required
 
 
 def fault(loss: Loss, error: BaseException) -> str:
@@ -162,53 +146,34 @@ def _keywords(choice: Choice) -> dict[str, Any]:
     return params
 
 
-def results_of(loss: Loss, dialects: Sequence[Dialect]) -> Results:
-    """What the loss gives with its defaults and in each dialect."""
-    return {f"@{d.upstream}" if d else "default": run(of_row(loss, loss.name, d)) for d in (None, *dialects)}
+def computed(loss: Loss, dialects: Sequence[Dialect | None]) -> Example:
+    """What the loss gives with its defaults (None) and in dialects."""
+    results = {column(one): run(of_row(loss, loss.name, one)) for one in dialects}
+    shown = {name: {what: numbers(x) for what, x in result.items()} for name, result in results.items()}
+    given = {name: numbers(x) for name, x in tensors(loss).items() if isinstance(x, Tensor)}
+    return Example(examples(loss), given, shown)
 
 
-def given_to(loss: Loss, result: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The example's inputs: those with more axes than the result, and those that stand beside it."""
-    axes = next(iter(result.values())).dim()
-    flat = {name: x for name, x in tensors(loss).items() if isinstance(x, Tensor) and x.dim() <= 2}
-    above = {name: x for name, x in flat.items() if x.dim() > axes and (name != "mask" or not axes)}
-    return above, {name: x for name, x in flat.items() if x.dim() <= axes and name != "mask"}
-
-
-def as_data(loss: Loss, results: Results) -> dict[str, Any]:
-    """The example as JSON can hold it: every input and result whole."""
-    given = {name: number(x) for name, x in tensors(loss).items() if isinstance(x, Tensor)}
-    shown = {name: {kind: number(x) for kind, x in result.items()} for name, result in results.items()}
-    return {"parameters": examples(loss), "inputs": given, "results": shown}
-
-
-def number(x: Tensor) -> Any:
-    """A tensor as JSON can hold it: a number, or lists of them; "inf" and "nan" are strings."""
+def numbers(x: Tensor) -> Numbers:
+    """A tensor as JSON can hold it, with six digits: a number, or lists; "inf" and "nan" are strings."""
     if x.dim():
-        return [number(one) for one in x]
-    value = x.item() + 0.0 if x.is_floating_point() else x.item()  # -0.0 + 0.0 is 0.0
+        return [numbers(one) for one in x]
+    if not x.is_floating_point():
+        return x.item()
+    value = float(f"{x.item() + 0.0:.{DIGITS}g}")  # -0.0 + 0.0 is 0.0
     return value if math.isfinite(value) else str(value)
 
 
-def positions_of(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The positions of a result that are shown."""
-    if not shape:
-        return [()]
-    return [(i,) for i in range(shape[0])] if len(shape) == 1 else SHOWN_TOKENS
-
-
-def label_of(position: tuple[int, ...]) -> str:
-    """A position in words."""
-    return ("", "row {}", "rollout {} token {}")[len(position)].format(*position)
-
-
-def at(x: Tensor, position: tuple[int, ...]) -> Tensor:
-    """One number of a tensor that broadcasts against the positions."""
-    return x[tuple(min(i, n - 1) for i, n in zip(position[len(position) - x.dim() :], x.shape, strict=True))]
-
-
-def written(x: Tensor) -> str:
-    """A tensor's numbers, as the page writes them."""
-    if x.dim():
-        return f"[{', '.join(map(written, x))}]"
-    return f"{x.item() + 0.0:.4g}"  # -0.0 + 0.0 is 0.0
+def record(losses: Iterable[Loss]) -> str:
+    """The text of `recorded.json`, one to a line. A dialect with the row's numbers is left out."""
+    found: dict[str, Any] = {"code": code()}
+    for loss in losses:
+        _, inputs, results = computed(loss, (None, *loss.dialects))
+        found[f"{loss.kind} {loss.name}"] = {
+            "row": digest(loss),
+            "defaults": {name: x for name, x in loss.defaults.items() if x is not REQUIRED},
+            "inputs": inputs,
+            "results": {k: x for k, x in results.items() if k == "default" or x != results["default"]},
+        }
+    lines = [f"{json.dumps(name)}:{json.dumps(one, separators=(',', ':'))}" for name, one in found.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"

@@ -16,8 +16,9 @@ __all__ = ["figure", "picture"]
 def picture(names: str | Iterable[str], *, kind: str | None = None) -> "Picture":
     """Return what is drawn of losses of one kind, as data.
 
-    A name is a loss ("cispo"), a dialect ("cispo@trl") or an import path ("my_package.losses:my_loss").
-    A loss that is named alone comes with all its dialects. `kind` is needed where two kinds share the name.
+    A name is a loss ("cispo"), a dialect ("cispo@trl"), an import path ("my_package.losses:my_loss") or a
+    file ("my_losses.py:my_loss"). A loss that is named alone comes with all its dialects. Where two kinds
+    share the name, the policy loss is meant unless `kind` names another.
     Raises ConfigError for an unknown name and for losses that do not fit on one picture.
     """
     from composer_plugins.plotting.kinds import choices, picture_of  # loads torch

@@ -20,10 +20,8 @@ CASES = ("one of four succeeds", "mixed rewards", "all have the same reward")
 TOKEN_COUNTS = (3, 5, 2, 4)  # tokens of each rollout of a group, for losses that use lengths
 TOKENS, BASELINE, VALUES = 3, 0.5, (0.3, 0.4, 0.5)
 REFERENCE = (0.0, 0.0, 1.0, 0.5)  # rewards of a reference policy
-PROBABILITIES, SQUARED = (
-    (0.9, 0.5, 0.3, 0.2),
-    0.15,
-)  # of the tokens of each rollout; of the other entries, squared
+PROBABILITIES = (0.9, 0.5, 0.3, 0.2)  # of the tokens of each rollout
+SQUARED = 0.15  # of the other entries, squared
 ALPHA = 1.0  # of VAPO's lambda, 1 - 1 / (alpha length): published for thousands of tokens
 LENGTHS, PROMPTS = (1, 2, 3), (0, 1, 1)
 

@@ -10,7 +10,8 @@ from torch import Tensor
 Curve = Callable[[Tensor], Tensor]
 
 SHORTEST = 3  # segments: fewer may be constant by chance
-BISECTIONS = 30
+CUTS = torch.linspace(0, 1, 65, dtype=torch.float64)  # where a search looks between two points
+ROUNDS = 5  # of a search, each 64 times as fine
 FLAT = 1e-10  # of the largest value: rounding
 STEEP = 20  # times the slope beside it: a jump
 VISIBLE, BESIDE = 2e-3, 5  # of the largest value, so many points away: a smaller bend is not seen
@@ -71,21 +72,21 @@ def _runs(flat: list[bool]) -> list[tuple[int, int]]:
 
 
 def _edge(curve: Curve, inside: Tensor, outside: Tensor, tolerance: float) -> float:
-    """The border between a point of a constant run and one beyond it, by bisection."""
+    """The border between a point of a constant run and one beyond it."""
     value = curve(inside[None])[0]
-    for _ in range(BISECTIONS):
-        middle = (inside + outside) / 2
-        if torch.isclose(curve(middle[None])[0], value, rtol=0, atol=tolerance):
-            inside = middle
-        else:
-            outside = middle
+    for _ in range(ROUNDS):
+        at = inside + (outside - inside) * CUTS
+        differs = ~torch.isclose(curve(at), value, rtol=0, atol=tolerance)
+        differs[0], differs[-1] = False, True
+        first = int(differs.int().argmax())
+        inside, outside = at[first - 1], at[first]
     return inside.item()
 
 
 def _jump(curve: Curve, left: Tensor, right: Tensor) -> float:
-    """Where the curve jumps between two points, by bisection into the half with the larger step."""
-    for _ in range(BISECTIONS):
-        middle = (left + right) / 2
-        low, at, high = curve(torch.stack([left, middle, right])).tolist()
-        left, right = (left, middle) if abs(at - low) > abs(high - at) else (middle, right)
+    """Where the curve jumps between two points: in the part with the largest step."""
+    for _ in range(ROUNDS):
+        at = left + (right - left) * CUTS
+        largest = int(curve(at).diff().abs().argmax())
+        left, right = at[largest], at[largest + 1]
     return left.item()

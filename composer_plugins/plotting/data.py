@@ -37,6 +37,7 @@ class Panel:
     series: tuple[Series, ...] = ()
     categories: tuple[str, ...] = ()  # of bars: what stands below each group of bars
     reference: float | None = None  # the x at which nothing has changed yet: a ratio of 1
+    has_dots: bool = False  # a dot for each point and no line, against a logarithmic axis
 
     @property
     def beyond(self) -> tuple[str, ...]:
@@ -64,6 +65,11 @@ class Picture:
         """What the legend names: each line or bar once."""
         return list(dict.fromkeys(series.label for panel in self.panels for series in panel.series))
 
+    @property
+    def has_caps(self) -> bool:
+        """Whether a line stays at a value, which is then written beside it."""
+        return any(series.cap is not None for panel in self.panels for series in panel.series)
+
 
 SAME = 1e-3  # of the largest value: curves that differ by less are one line, because nobody could see two
 
@@ -73,7 +79,8 @@ def heights(picture: Picture) -> list[Heights]:
 
     Panels of the same labels get the same, with 0 in it; but a line that hardly varies is magnified.
     """
-    of_each = [_own_heights(panel) for panel in picture.panels]
+    shown = [[one for one in panel.series if one.label not in panel.beyond] for panel in picture.panels]
+    of_each = [(min(min(s.y) for s in lines), max(max(s.y) for s in lines)) for lines in shown]
     labels = [(panel.x_label, panel.y_label) for panel in picture.panels]
     found = []
     for i, own in enumerate(of_each):
@@ -85,11 +92,6 @@ def heights(picture: Picture) -> list[Heights]:
         room = max(1.0, NARROW * abs(low))  # above and below a line that is level
         found.append((low, high) if low < high else (low - room, high + room))
     return found
-
-
-def _own_heights(panel: Panel) -> Heights:
-    shown = [y for one in panel.series if one.label not in panel.beyond for y in one.y]
-    return min(shown), max(shown)
 
 
 class Curves(NamedTuple):

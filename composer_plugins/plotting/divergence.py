@@ -34,12 +34,9 @@ def picture(chosen: Sequence[Choice]) -> Picture:
     if named:
         x_label = ", ".join(dict.fromkeys(named.values()))
         title = f"the parameter varies (student: {STUDENT:g})"
-        panels += [
-            Panel(title, x_label, "loss of the token (nats)"),
-            Panel(title, x_label, gradient),
-        ]
+        panels += [Panel(title, x_label, one.y_label) for one in panels]
         notes.append("The parameter's own value is marked.")
-    if cut := [one.name for one in chosen if _takes_top_k(one)]:
+    if cut := [one.name for one in chosen if "teacher_topk_ids" in one.loss.needs or one.value("top_k")]:
         notes.append(f"{', '.join(cut)}: the {K} likeliest tokens of {len(TEACHER)}.")
     return Picture(filled(panels, curves), 2, tuple(notes))
 
@@ -80,10 +77,6 @@ def _ends(choice: Choice) -> tuple[Ends, ...]:
     value = choice.value(mixing_parameter(choice))
     mark = Ends() if value is None else Ends((float(value),))
     return (Ends(), Ends(), mark, mark)
-
-
-def _takes_top_k(choice: Choice) -> bool:
-    return "teacher_topk_ids" in choice.loss.needs or bool(choice.value("top_k"))
 
 
 def _by_parameter(choice: Choice) -> list[tuple[Tensor, Tensor]]:

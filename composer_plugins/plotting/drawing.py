@@ -3,7 +3,8 @@
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from statistics import fmean
+from typing import Any, NamedTuple
 
 from composer_plugins.errors import ConfigError, writing
 from composer_plugins.plotting.data import Panel, Picture, Series, heights
@@ -11,23 +12,32 @@ from composer_plugins.plotting.data import Panel, Picture, Series, heights
 try:
     import matplotlib
     from matplotlib.axes import Axes
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 except ImportError:
     raise ConfigError(
-        "plot",
-        "it needs matplotlib, which is not installed here",
-        "run pip install 'composer-plugins[plot]'",
+        "plot", "it needs matplotlib, which is not installed here", "run pip install 'composer-plugins[plot]'"
     ) from None
 
 SUFFIXES = (".png", ".svg")
 DOTS_PER_INCH = 144
-PANEL, LINE = (4.7, 2.9), 0.19  # inches: a panel, and a line of text below them
-NOTE_SIZE, NOTE_WIDTH = 8.5, 15  # points, and letters in an inch
+# Inches: a panel with its numbers and labels, the height of its axes, and what is above and below these.
+PANEL, HEIGHT, HEAD, FOOT = 4.7, 2.1, 0.3, 0.42
+RIGHT, WITH_CAPS = 0.15, 0.62  # inches to the right of the axes, and where values of caps stand there
+TITLE, X_LABEL, MARK, LEGEND, NOTE = 0.32, 0.15, 0.155, 0.2, 0.165  # inches of one line
+NOTE_SIZE, LEGEND_SIZE, X_SIZE, MARK_SIZE, CAP_SIZE = 8.5, 9.5, 9, 8, 9.5  # points
+LETTER = 0.6  # of a font's size: how wide a letter is on average
+GAP, CAP = 0.07, 0.18  # inches between numbers of marks, and from one value of a cap to the next
+LEAST = 6.5  # inches: a figure of one column is as wide as its legend needs
+# Letters as text, which can be searched, read aloud and is smaller than their outlines.
+SETTINGS = {"svg.hashsalt": "composer-plugins", "svg.fonttype": "none"}
 STYLES: tuple[object, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)))
 ROOM = 0.07  # of the height, above and below the lines
 MOST_NUMBERS, MOST_UPRIGHT = 12, 8  # above as many bars; with more, they are turned
 CLOSE_TO_1 = 0.02  # a mark with more digits
-NEAR = 0.1  # of the axis: closer labels of marks stand on two lines
+
+Marks = dict[float, tuple[str, int]]  # of each mark its series, and the line of its number
 
 
 class Colours(NamedTuple):
@@ -53,60 +63,78 @@ DARK = Colours(
 )
 
 
-def draw(picture: Picture, *, dark: bool = False) -> Figure:
-    """Draw a picture on a new figure."""
-    colours = DARK if dark else LIGHT
-    figure = Figure(layout="constrained")
+def draw(picture: Picture, *, dark: bool = False, narrow: bool = False) -> Figure:
+    """Draw a picture on a new figure; `narrow`: one column, as wide as a panel."""
+    colours, columns = DARK if dark else LIGHT, 1 if narrow else picture.columns
+    wide = PANEL if narrow else max(PANEL * columns, LEAST)
+    panel_width = wide / columns
+    rows = [picture.panels[i : i + columns] for i in range(0, len(picture.panels), columns)]
+    x_labels = [[_wrapped(panel.x_label, X_SIZE, panel_width - 0.3) for panel in row] for row in rows]
+    marks = [[_marks(panel, *_span(panel), panel_width - 1) for panel in row] for row in rows]
+    lines = [max((1 + line for one in row for _, line in one.values()), default=0) for row in marks]
+    feet = [FOOT + X_LABEL * max(label.count("\n") + 1 for label in row) for row in x_labels]
     labels = picture.labels
-    columns, rows = picture.columns, -(-len(picture.panels) // picture.columns)
-    wide = max(PANEL[0] * columns, 6.5)
-    notes = [part for note in picture.notes for part in textwrap.wrap(note, int(wide * NOTE_WIDTH))]
-    per_row = max(1, min(len(labels), int(wide * 9 // (max(map(len, labels)) + 8))))
-    below = LINE * (-(-len(labels) // per_row) + 0.85 * len(notes) + 1)
-    figure.set_size_inches(wide, PANEL[1] * rows + 0.4 + below)
-    figure.set_facecolor(colours.ground)
-    top, bottom = figure.subfigures(2, 1, height_ratios=(PANEL[1] * rows + 0.4, below))
-    top.suptitle(picture.title, color=colours.ink, weight="bold", size=12)
-    axes = top.subplots(rows, columns, squeeze=False).flatten().tolist()
-    bounds = heights(picture)
-    styles = {label: i for i, label in enumerate(labels)}
-    for i, (panel, one) in enumerate(zip(picture.panels, axes, strict=False)):
-        row = picture.panels[i // columns * columns :][:columns]
-        one.set_title(panel.title, color=colours.ink, size=10, pad=_pad(row))
-        low, high = bounds[i]
-        room = ROOM * (high - low)
-        one.set_ylim(low - room, high + room)
-        if low <= 0 <= high:
-            one.axhline(0, color=colours.faint, linewidth=0.9, zorder=0)
-        _draw_panel(one, panel, styles, colours)
-    for one in axes[len(picture.panels) :]:
-        one.set_axis_off()
-    found = [zip(*one.get_legend_handles_labels(), strict=True) for one in axes]
-    handles = {label: handle for pairs in found for handle, label in pairs}
-    legend = dict(loc="upper center", frameon=False, labelcolor=colours.ink, fontsize=9.5, handlelength=2.6)
-    bottom.legend([handles[label] for label in labels], labels, ncols=per_row, **legend)
-    note = dict(va="bottom", ha="left", color=colours.ink, size=NOTE_SIZE, linespacing=1.35)
-    bottom.text(0.02, 0.06, "\n".join(notes), **note)
-    for part in (top, bottom):
-        part.set_facecolor(colours.ground)
+    legend = [_wrapped(label, LEGEND_SIZE, wide - 0.8) for label in labels]
+    longest = max(len(line) for label in legend for line in label.split("\n"))
+    per_row = max(1, min(len(labels), int(wide / (longest * LETTER * LEGEND_SIZE / 72 + 0.75))))
+    legend_lines = -(-sum(label.count("\n") + 1 for label in legend) // per_row)
+    notes = [line for note in picture.notes for line in _wrapped(note, NOTE_SIZE, wide - 0.3).split("\n")]
+    head = TITLE if picture.title else 0.05
+    above = head + sum(HEAD + MARK * n + HEIGHT + foot for n, foot in zip(lines, feet, strict=True))
+    tall = above + LEGEND * (legend_lines + 0.75) + NOTE * (len(notes) + 0.5)
+    figure = Figure((wide, tall), facecolor=colours.ground)
+    figure.text(
+        0.5, 1 - 0.08 / tall, picture.title, color=colours.ink, weight="bold", size=12, ha="center", va="top"
+    )
+    bounds, styles = iter(heights(picture)), {label: i for i, label in enumerate(labels)}
+    handles, top = dict[str, Any](), tall - head
+    for row, row_marks, row_labels, n, foot in zip(rows, marks, x_labels, lines, feet, strict=True):
+        bottom = top - HEAD - MARK * n - HEIGHT
+        for i, panel in enumerate(row):
+            axes = figure.add_axes((0.1, bottom / tall, 0.1, HEIGHT / tall))
+            low, high = next(bounds)
+            axes.set_ylim(low - ROOM * (high - low), high + ROOM * (high - low))
+            numbers = axes.yaxis.get_major_formatter().format_ticks(axes.get_yticks())
+            left = 0.43 + max(3, *map(len, numbers)) * LETTER * 8.5 / 72
+            width = panel_width - left - (WITH_CAPS if picture.has_caps else RIGHT)
+            axes.set_position(((panel_width * i + left) / wide, bottom / tall, width / wide, HEIGHT / tall))
+            # A given height keeps matplotlib from moving the title.
+            axes.set_title(panel.title, color=colours.ink, size=10, y=1.0, pad=72 * (0.07 + MARK * n))
+            axes.set_xlabel(row_labels[i], color=colours.ink, size=X_SIZE)
+            if low <= 0 <= high:
+                axes.axhline(0, color=colours.faint, linewidth=0.9, zorder=0)
+            _draw_panel(axes, panel, row_marks[i], styles, colours)
+            handles |= {
+                label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+            }
+        top = bottom - foot
+    figure.legend(
+        [handles[label] for label in labels], legend, ncols=per_row, loc="upper center", frameon=False,
+        labelcolor=colours.ink, fontsize=LEGEND_SIZE, handlelength=2.6, bbox_to_anchor=(0.5, top / tall),
+        borderaxespad=0,
+    )  # fmt: skip
+    for i, note in enumerate(reversed(notes)):
+        figure.text(
+            0.15 / wide, (0.08 + NOTE * i) / tall, note, color=colours.ink, size=NOTE_SIZE, va="bottom"
+        )
     return figure
 
 
-def write(picture: Picture, path: Path, *, dark: bool = False) -> None:
+def write(picture: Picture, path: Path, *, dark: bool = False, narrow: bool = False) -> None:
     """Write a picture to a PNG or SVG file; its bytes depend on nothing but the picture and matplotlib."""
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError("--out", f"{str(path)!r} has another suffix", f"end it in {' or '.join(SUFFIXES)}")
-    dateless = {"Date": None} if path.suffix.lower() == ".svg" else {}
-    # Letters as text, which can be searched, read aloud and is smaller than their outlines.
-    with matplotlib.rc_context({"svg.hashsalt": "composer-plugins", "svg.fonttype": "none"}):
-        figure = draw(picture, dark=dark)
+    with matplotlib.rc_context(SETTINGS):
+        figure = draw(picture, dark=dark, narrow=narrow)
         with writing("--out", path):
-            figure.savefig(path, dpi=DOTS_PER_INCH, facecolor=figure.get_facecolor(), metadata=dateless)
+            if path.suffix.lower() == ".svg":  # savefig would draw twice
+                FigureCanvasSVG(figure).print_svg(path, metadata={"Date": None})
+            else:
+                figure.savefig(path, dpi=DOTS_PER_INCH, facecolor=figure.get_facecolor())
 
 
-def _draw_panel(axes: Axes, panel: Panel, styles: dict[str, int], colours: Colours) -> None:
+def _draw_panel(axes: Axes, panel: Panel, marks: Marks, styles: dict[str, int], colours: Colours) -> None:
     axes.set_facecolor(colours.ground)
-    axes.set_xlabel(panel.x_label, color=colours.ink, size=9)
     axes.set_ylabel(panel.y_label, color=colours.ink, size=9)
     axes.tick_params(colors=colours.ink, labelsize=8.5)
     axes.grid(visible=True, color=colours.faint, alpha=0.35, linewidth=0.6, axis="y")
@@ -116,47 +144,52 @@ def _draw_panel(axes: Axes, panel: Panel, styles: dict[str, int], colours: Colou
     if panel.categories:
         _draw_bars(axes, panel, styles, colours)
     else:
-        _draw_lines(axes, panel, styles, colours)
+        _draw_lines(axes, panel, marks, styles, colours)
 
 
-def _draw_lines(axes: Axes, panel: Panel, styles: dict[str, int], colours: Colours) -> None:
+def _draw_lines(axes: Axes, panel: Panel, marks: Marks, styles: dict[str, int], colours: Colours) -> None:
     if panel.reference is not None:
         axes.axvline(panel.reference, color=colours.faint, linewidth=0.9, linestyle=":")
     for series in panel.series:
         i = styles[series.label]
         style, colour = STYLES[i % len(STYLES)], _colour(i, colours)
         thick = 2.4 - 0.15 * min(i, 5)
-        axes.plot(series.x, series.y, color=colour, linestyle=style, linewidth=thick, label=series.label)
-    first, last = _span(panel)
-    axes.set_xlim(first, last)
-    axes.ticklabel_format(useOffset=False)
-    _draw_marks(axes, panel, styles, colours, first, last)
+        how = dict(linestyle="", marker=".") if panel.has_dots else dict(linestyle=style, linewidth=thick)
+        axes.plot(series.x, series.y, color=colour, label=series.label, markersize=4, **how)
+    if panel.has_dots:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+    else:
+        axes.ticklabel_format(useOffset=False)
+    axes.set_xlim(*_span(panel))
+    _draw_marks(axes, marks, styles, colours)
     _draw_caps(axes, panel.series, styles, colours)
 
 
-def _draw_marks(
-    axes: Axes, panel: Panel, styles: dict[str, int], colours: Colours, first: float, last: float
-) -> None:
+def _draw_marks(axes: Axes, marks: Marks, styles: dict[str, int], colours: Colours) -> None:
     """A thin line at each end of a clip range, with its number above the axes."""
-    for mark, (label, line) in _marks(panel, first, last).items():
+    above = dict(xycoords=axes.get_xaxis_transform(), textcoords="offset points", ha="center", va="baseline")
+    for mark, (label, line) in marks.items():
         colour = _colour(styles[label], colours)
         axes.axvline(mark, color=colour, linewidth=0.8, alpha=0.75)
-        where, digits = axes.get_xaxis_transform(), 5 if abs(mark - 1) < CLOSE_TO_1 else 3
-        text = f"{mark:.{digits}g}"
-        axes.text(mark, 1.01 + 0.07 * line, text, color=colour, size=8, ha="center", transform=where)
+        where = (0, 72 * (0.04 + MARK * line))
+        axes.annotate(_number(mark), (mark, 1), where, color=colour, size=MARK_SIZE, **above)
 
 
 def _draw_caps(axes: Axes, series: Sequence[Series], styles: dict[str, int], colours: Colours) -> None:
-    """At the right end, the value at which a line stays."""
+    """To the right of the axes, the value at which a line stays."""
     by_value = {f"{s.cap:.4g}": s for s in reversed([*series]) if s.cap is not None}
-    for value, one in by_value.items():
-        colour = _colour(styles[one.label], colours)
-        # Below the line where another one ends closely above it.
-        low, high = axes.get_ylim()
-        closely = any(0 < s.y[-1] - one.y[-1] < 0.25 * (high - low) for s in series)
-        text = dict(color=colour, size=10, weight="bold", ha="right", va="top" if closely else "bottom")
-        where = (-2, -3 if closely else 2)
-        axes.annotate(f"stays at {value}", (one.x[-1], one.y[-1]), where, textcoords="offset points", **text)
+    low, high = axes.get_ylim()
+    ends = sorted(
+        (HEIGHT * (one.y[-1] - low) / (high - low), one.cap, value) for value, one in by_value.items()
+    )
+    places = spread([end for end, *_ in ends], CAP, 0.0, HEIGHT)
+    for (_, _, value), place in zip(ends, places, strict=True):
+        text = dict(size=CAP_SIZE, weight="bold", va="center", transform=axes.transAxes)
+        colour = _colour(styles[by_value[value].label], colours)
+        axes.text(1.01, place / HEIGHT, f"→ {value}", color=colour, **text)
 
 
 def _draw_bars(axes: Axes, panel: Panel, styles: dict[str, int], colours: Colours) -> None:
@@ -174,24 +207,45 @@ def _draw_bars(axes: Axes, panel: Panel, styles: dict[str, int], colours: Colour
         axes.text(0.5, 0.55, "0 for all", color=colours.ink, size=9, ha="center", transform=axes.transAxes)
 
 
-def _marks(panel: Panel, first: float, last: float) -> dict[float, tuple[str, int]]:
-    """Each mark within the axes once: the first series that has it, and how high its number stands."""
+def _marks(panel: Panel, first: float, last: float, wide: float) -> Marks:
+    """Each mark within axes of this width once: the first series that has it, and the line of its number.
+
+    A number stands on the lowest line on which it is clear of the numbers to its left.
+    """
     owners = {mark: s.label for s in reversed(panel.series) for mark in s.marks if first < mark < last}
-    found, before, line = dict[float, tuple[str, int]](), -float("inf"), 0
+    found, ends = Marks(), list[float]()
     for mark, label in sorted(owners.items()):
-        line = 1 - line if mark - before < NEAR * (last - first) else 0
-        found[mark], before = (label, line), mark
+        half = len(_number(mark)) * LETTER * MARK_SIZE / 72 / 2
+        at = wide * (mark - first) / (last - first)
+        line = next((i for i, end in enumerate(ends) if end + GAP <= at - half), len(ends))
+        ends[line : line + 1] = [at + half]
+        found[mark] = (label, line)
     return found
+
+
+def spread(wanted: Sequence[float], distance: float, low: float, high: float) -> list[float]:
+    """The places nearest to those `wanted`, in ascending order, with at least this distance between them."""
+    blocks = list[list[float]]()  # of places that touch; a block stands where it is nearest to all of its own
+    for i, place in enumerate(wanted):
+        blocks.append([place - i * distance])
+        while len(blocks) > 1 and fmean(blocks[-2]) > fmean(blocks[-1]):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    starts = [fmean(block) for block in blocks for _ in block]
+    highest = high - distance * (len(wanted) - 1)
+    return [max(low, min(start, highest)) + i * distance for i, start in enumerate(starts)]
+
+
+def _number(mark: float) -> str:
+    return f"{mark:.{5 if abs(mark - 1) < CLOSE_TO_1 else 3}g}"
+
+
+def _wrapped(text: str, size: float, wide: float) -> str:
+    """A text in lines of at most this many inches."""
+    return textwrap.fill(text, int(wide * 72 / (LETTER * size)))
 
 
 def _span(panel: Panel) -> tuple[float, float]:
     return min(s.x[0] for s in panel.series), max(s.x[-1] for s in panel.series)
-
-
-def _pad(row: Sequence[Panel]) -> int:
-    """Points between the titles of a row of panels and the axes: room for the numbers of marks."""
-    lines = [line for panel in row for _, line in _marks(panel, *_span(panel)).values()]
-    return 20 + 12 * max(lines) if lines else 8
 
 
 def _colour(i: int, colours: Colours) -> str:

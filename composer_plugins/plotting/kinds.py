@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from composer_plugins.errors import ComposerError, ConfigError, in_a_line
-from composer_plugins.losses.choosing import Choice, find, of_row
+from composer_plugins.losses.choosing import Choice, find, kind_meant, of_row
 from composer_plugins.losses.registry import registry
 from composer_plugins.losses.row import GRADIENTS, KINDS, REQUIRED, Kind
 from composer_plugins.plotting import bars, divergence, policy, preference, ratios
@@ -42,6 +42,8 @@ def picture_of(chosen: Sequence[Choice]) -> Picture:
     words = KINDS[kind]
     names = list(dict.fromkeys(one.loss.name for one in chosen))
     notes = [*drawn.notes, *notes_on(chosen)]
+    if drawn.has_caps:
+        notes.append("Numbers with an arrow: the value at which a line stays in the end.")
     if beyond := list(dict.fromkeys(label for panel in drawn.panels for label in panel.beyond)):
         notes.append(f"{'; '.join(beyond)}: of a much larger scale, and cut at the edge of some panels.")
     title = f"{', '.join(names)}: {words.singular if len(names) == 1 else words.plural}"
@@ -63,7 +65,7 @@ def _check_finite(panel: Panel) -> None:
 
 
 def choices(names: Sequence[str], kind: str | None = None) -> list[Choice]:
-    """Each named loss with values for the parameters that have no default; ConfigError for several kinds.
+    """Each named loss with values for the parameters that have no default; ConfigError without a common kind.
 
     A loss that is named alone, without a dialect, comes with all its dialects.
     """
@@ -81,11 +83,8 @@ def choices(names: Sequence[str], kind: str | None = None) -> list[Choice]:
 
 def _common_kind(kinds: dict[str, set[Kind]]) -> Kind:
     common = set.intersection(*kinds.values())
-    if len(common) == 1:
-        return common.pop()
     if common:
-        named, several = ", ".join(map(repr, kinds)), " or ".join(sorted(common))
-        raise ConfigError("plot", f"{named} is of several kinds", f"set --kind {several}")
+        return kind_meant(common, ", ".join(kinds))
     each = [f"{name!r} is {' or '.join(KINDS[k].singular for k in sorted(of))}" for name, of in kinds.items()]
     raise ConfigError("plot", f"{', '.join(each)}: their axes differ", "draw one kind at a time")
 

@@ -41,7 +41,8 @@ def picture(chosen: Sequence[Choice]) -> Picture:
     high = min(high, 0.99 / probability)
     x = torch.linspace(low, high, POINTS, dtype=torch.float64)
     panels = drawn(chosen, axes[probability], x, found[probability])
-    notes = [f"One token, of probability {probability:g} under the old policy (which is also the sampler)."]
+    old = "the old policy, which is also the sampler and the reference"
+    notes = [f"One token, of probability {probability:g} under {old}."]
     if not by_teacher:
         notes.append("Gradient weight: d loss / d log π, divided by −A. REINFORCE has 1 everywhere.")
     if marks[probability]:

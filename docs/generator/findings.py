@@ -1,4 +1,4 @@
-"""docs/findings.md: how many laws of `check --as` the losses of verl, TRL and PRIME-RL themselves obey.
+"""docs/writing_a_loss.md: how many laws of `check --as` the losses of verl, TRL and PRIME-RL obey.
 
 What was found, with the lines of their source, is written by hand beside these counts.
 """

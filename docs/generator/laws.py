@@ -9,7 +9,7 @@ from docs.generator.markdown import plain, table
 
 INTRODUCTION = """# The laws of a loss
 
-`composer-plugins check` runs these ([how](../docs/checking_a_loss.md)). It says of a loss that breaks one:
+`composer-plugins check` runs these ([how](../docs/writing_a_loss.md)). It says of a loss that breaks one:
 
 """ + "".join(f"- **{finding}**: {meaning}\n" for finding, meaning in FINDINGS.items())
 NOT_RUN_TEXT = "\nThese laws are not run:\n"

@@ -1,6 +1,7 @@
 """The pages of the losses: an index, and one page each, made from the catalogue and the kernels."""
 
 import inspect
+import json
 from pathlib import Path
 
 from composer_plugins.cli.explaining import AVERAGES
@@ -11,15 +12,16 @@ from composer_plugins.losses.registry import registry
 from composer_plugins.losses.row import GRADIENTS, KINDS, Dialect, Loss
 from docs.generator import differences, examples, formulas, plots, usage
 from docs.generator.markdown import paper, plain, proof, table
+from docs.generator.tex import tex
 from docs.generator.written import ROOT
 
 UP = "../../"  # from a page of a loss to the repository
 INTRODUCTION = """# The losses
 
 Each name is the loss of its paper. A name with a framework after an @, such as `cispo@trl`, is a *dialect*:
-the parameters with which the loss computes what that framework computes. "Runs in" says which adapter can
-train with it by name. The others are called as functions. [Which loss is this?](names.md) finds a loss by
-the name that a framework gives it.
+the parameters with which the loss computes what that framework computes. A ✓ says that the adapter of the
+framework can train with the loss by name. The others are called as functions. [Which loss is this?](names.md)
+finds a loss by the name that a framework gives it.
 
 What divides the sum of a policy loss over tokens is on [the page on denominators](../docs/denominators.md).
 """
@@ -68,24 +70,31 @@ def runs_in(loss: Loss) -> str:
 def _index() -> str:
     parts = [INTRODUCTION]
     for kind, words in KINDS.items():
+        found = [loss for loss in registry().losses if loss.kind == kind]
+        where = [one for one in running() if any(map(one.runs, found))]
         rows = [
-            (f"[`{loss.name}`]({kind}/{loss.name}.md)", plain(loss.summary), paper(loss.paper), runs_in(loss))
-            for loss in registry().losses
-            if loss.kind == kind
+            (
+                f"[`{loss.name}`]({kind}/{loss.name}.md)<br>{plain(loss.summary)}",
+                paper(loss.paper),
+                *("✓" if one.runs(loss) else "" for one in where),
+            )
+            for loss in found
         ]
         title = words.plural[0].upper() + words.plural[1:]
-        parts.append(f"## {title}\n\n" + table(("name", "what it is", "paper", "runs in"), rows))
-    symbols = [(formulas.inline(tex), meaning) for tex, meaning in SYMBOLS]
+        made = table(("loss", "paper", *(one.title.partition(" and ")[0] for one in where)), rows)
+        parts.append(f'## {title}\n\n<div class="ticks" markdown>\n\n{made}\n</div>\n')
+    symbols = [(formulas.inline(symbol), meaning) for symbol, meaning in SYMBOLS]
     parts.append("## Symbols\n\n" + table(("symbol", "meaning"), symbols))
     return "\n".join(parts)
 
 
 def _page(loss: Loss) -> str:
     kind = KINDS[loss.kind].singular
+    tags = [*(f"{loss.name}@{dialect.upstream}" for dialect in loss.dialects), *loss.parameters]
     parts = [
-        f"# {loss.name}",
+        f"---\ntags: {json.dumps(tags)}\n---\n\n# {loss.name}",
         f"{kind[0].upper()}{kind[1:]}: {plain(loss.summary)}.",
-        formulas.block(loss.tex),
+        formulas.block(tex(loss)),
         plots.section(loss),
         _facts(loss),
         usage.section(loss),

@@ -5,7 +5,7 @@ A link to a file that is not a page, as to a module or a config, leads to a page
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from os.path import normpath
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from pygments.lexers import get_lexer_for_filename
 from docs.generator import formulas
 from docs.generator.written import ROOT
 
-# `README.md` of the repository is not a page: `docs/generator/home.md` is the first page of the site.
 PAGES = (
     "docs/*.md",
     "CHANGELOG.md",
@@ -28,32 +27,40 @@ PAGES = (
     "parity_tests/golden/README.md",
     "recipes/*/README.md",
 )
-ASSETS = ("docs/*.png", "docs/*.svg", "docs/generator/*.css", "docs/generator/*.js")
+ASSETS = ("docs/*.png", "docs/*.svg", "docs/*.ipynb", "docs/generator/*.css", "docs/generator/*.js")
+BADGE = "https://img.shields.io/"
 LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)#\s]+)")
 
 
-def write(out: Path, made: Mapping[str, str], drawn: Mapping[str, Path]) -> None:
-    """Fill `out` with the pages of the repository, those `made`, what they link to, and what is `drawn`."""
+def write(out: Path, made: Mapping[str, str]) -> None:
+    """Fill `out` with the pages of the repository, those `made`, and what they link to."""
     texts = {file: (ROOT / file).read_text() for file in found(PAGES)}
-    texts["index.md"] = (ROOT / "docs/generator/home.md").read_text()
+    texts["index.md"] = home()
     texts |= made
     shown: dict[str, str] = {}
+    assets = found(ASSETS)
+    on_the_site = {*texts, *assets}
     for file, text in texts.items():
-        texts[file] = LINK.sub(lambda link, file=file: _target(file, link[1], texts, shown), text)
+        texts[file] = LINK.sub(lambda link, file=file: _target(file, link[1], on_the_site, shown), text)
     for file, text in (texts | shown).items():
         path = out / file
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
-    assets = {file: ROOT / file for file in found(ASSETS)} | drawn
-    for file, source in assets.items():
+    for file in assets:
         (out / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source, out / file)
+        shutil.copy(ROOT / file, out / file)
     font = formulas.font(out, texts.values())
     kept = {*texts, *shown, *assets, font}
     for path in out.rglob("*"):  # pages of an earlier build
         if path.is_file() and path.relative_to(out).as_posix() not in kept:
             path.unlink()
+
+
+def home() -> str:
+    """README.md as the first page of the site, without a menu and without its badges, which a server has."""
+    lines = (ROOT / "README.md").read_text().splitlines(keepends=True)
+    return "---\nhide: [navigation, toc]\n---\n\n" + "".join(line for line in lines if BADGE not in line)
 
 
 def found(patterns: tuple[str, ...]) -> list[str]:
@@ -66,15 +73,16 @@ def found(patterns: tuple[str, ...]) -> list[str]:
     )
 
 
-def _target(file: str, link: str, texts: Mapping[str, str], shown: dict[str, str]) -> str:
+def _target(file: str, link: str, on_the_site: Set[str], shown: dict[str, str]) -> str:
     """The link, or where it leads to a file that is not a page, the link to the page that shows it."""
     target = normpath(Path(file).parent / link)
     path = ROOT / target
-    if target in texts or not path.exists() or path.suffix in (".png", ".svg"):
-        return link  # a page, or nothing at all, which mkdocs reports
-    if path.is_dir() and f"{target}/README.md" in texts:
+    if target in on_the_site or not path.exists():
+        return link  # a page, an asset, or nothing at all, which mkdocs reports
+    if path.is_dir() and f"{target}/README.md" in on_the_site:
         return f"{link.rstrip('/')}/README.md"
-    shown[f"{target}.md"] = source_page(target)
+    if f"{target}.md" not in shown:
+        shown[f"{target}.md"] = source_page(target)
     return f"{link.rstrip('/')}.md"
 
 

@@ -1,4 +1,4 @@
-"""The tables of docs/trl_support.md: versions of TRL, its trainer classes, and the channels.
+"""The tables of docs/trl_options.md: versions of TRL, its trainer classes, and the channels.
 
 `nox -s trl_versions -- --write` writes the table of versions. "works" in the table of trainers stands for a
 gradient that a test compares, and a reason is the text of the error.
@@ -75,4 +75,4 @@ def other_trainers() -> str:
 
 
 if __name__ == "__main__":
-    part("docs/trl_support.md", "versions")._replace(given=tuple(sys.argv[1:])).write()
+    part("docs/trl_options.md", "versions")._replace(given=tuple(sys.argv[1:])).write()

@@ -7,6 +7,7 @@ import yaml
 from composer_plugins.adapters.nemo_rl_loss import loss as nemo_rl
 from composer_plugins.adapters.skyrl_loss.options import CHOOSES
 from composer_plugins.adapters.slime_loss import options as slime
+from composer_plugins.adapters.verl_plugin.options import TARGET
 from composer_plugins.frameworks import registry as frameworks
 from composer_plugins.frameworks.skyrl import ENTRYPOINT, NODE, SKYRL, Key
 from composer_plugins.frameworks.slime import SLIME
@@ -62,6 +63,8 @@ def section(loss: Loss) -> str:
     for name, text in tabs.items():
         block = f"```{LANGUAGES.get(name, 'python')}\n{text}\n```".replace("\n", "\n    ")
         blocks.append(f'=== "{name}"\n\n    {block}')
+    if named and (own := [f"{loss.name}@{one.upstream}" for one in loss.dialects if one.params]):
+        blocks.append(f"This is the loss of its paper. [`{own[0]}`](#dialects) has other numbers.")
     return "## Use it\n\n" + "\n\n".join(blocks)
 
 
@@ -100,6 +103,9 @@ def _function(loss: Loss) -> str:
 def _verl(loss: Loss, named: dict[str, Any]) -> str:
     composer = ({"advantage": loss.advantage} if loss.advantage else {}) | named
     tree: dict[str, Any] = {"algorithm": {"adv_estimator": "composer", "composer": composer}}
+    if loss.kind == "policy":  # verl's workers read it in another part of the config
+        node = {"loss_mode": "composer", "_target_": TARGET, "composer": "${algorithm.composer}"}
+        tree["actor_rollout_ref"] = {"actor": {"policy_loss": node}}
     if loss.kind in ("divergence", "preference"):
         tree["trainer"] = {"v1": {"trainer_mode": "composer_sync"}}
     return yaml.safe_dump(tree, sort_keys=False).rstrip()

@@ -23,18 +23,27 @@ CHECKOUT = "a checkout of PRIME-RL: PRIME_RL_SOURCE=DIR .nox/prime_rl/bin/python
 NEMO_RL = "a checkout of NeMo-RL: NEMO_RL_SOURCE=DIR .nox/kernels/bin/python -m docs.generator"
 SLIME = "a checkout of slime: SLIME_SOURCE=DIR .nox/kernels/bin/python -m docs.generator"
 VERSIONS = "every version of TRL: nox -s trl_versions -- --write"
+RUNS = "real runs, which take minutes: python -m benchmarks.health trl --write, and verl"
 IS_HERE: dict[str, Callable[[], bool]] = {
     "": lambda: True,
     TRL: lambda: find_spec("trl") is not None,
     VERL: lambda: find_spec("verl") is not None,
     CHECKOUT: lambda: bool(os.environ.get("PRIME_RL_SOURCE")),
     VERSIONS: lambda: False,
+    RUNS: lambda: False,
     SKYRL: lambda: find_spec("skyrl") is not None,
     TORCHTITAN: lambda: find_spec("torchtitan") is not None,
     NEMO_RL: lambda: bool(os.environ.get("NEMO_RL_SOURCE")),
     SLIME: lambda: bool(os.environ.get("SLIME_SOURCE")),
 }
-NOT_BY_MAKE = (CHECKOUT, NEMO_RL, SLIME, TORCHTITAN, VERSIONS)  # what no environment of `make pages` has
+NOT_BY_MAKE = (
+    CHECKOUT,
+    NEMO_RL,
+    SLIME,
+    TORCHTITAN,
+    VERSIONS,
+    RUNS,
+)  # what no environment of `make pages` has
 
 
 class Part(NamedTuple):
@@ -86,15 +95,19 @@ class Part(NamedTuple):
 
 
 in_trl_options = partial(Part, "docs/trl_options.md")
-in_trl_support = partial(Part, "docs/trl_support.md")
 FRAMEWORKS = (("trl", TRL), ("verl", VERL), ("prime-rl", CHECKOUT))
 MORE = (("skyrl", SKYRL), ("nemo-rl", NEMO_RL), ("slime", SLIME), ("torchtitan", TORCHTITAN))
 
 PARTS = (
+    Part("composer_plugins/cli/recorded.json", "", "examples:recorded"),
     Part("docs/denominators.svg", "", "picture:draw"),
+    Part("docs/get_started.ipynb", "", "notebook:made"),
     Part("docs/status.md", "last runs", "records:runs"),
+    Part("docs/health.md", "rules", "health:rules"),
+    *(Part("docs/health.md", f"seen in {name}", "health:seen", (name,), RUNS) for name in (TRL, VERL)),
     Part("docs/prime_rl.md", "options", "options:of_prime_rl"),
     Part("docs/verl.md", "options", "options:of_verl"),
+    Part("docs/writing_a_loss.md", "inputs", "inputs:of_policy_losses"),
     in_trl_options("options", "options:ours_in_trl", needs=TRL),
     in_trl_options("options of TRL", "options:of_trl"),
     *(
@@ -102,10 +115,10 @@ PARTS = (
         for kind in ("policy", "divergence", "preference")
         for what in ("losses", "parameters")
     ),
-    in_trl_support("versions", "trl_support:versions", needs=VERSIONS),
-    in_trl_support("composition", "trl_support:composition", needs=TRL),
-    in_trl_support("other trainers", "trl_support:other_trainers"),
-    *(Part("docs/findings.md", name, "findings:section", (name,), needs) for name, needs in FRAMEWORKS),
+    in_trl_options("versions", "trl_support:versions", needs=VERSIONS),
+    in_trl_options("composition", "trl_support:composition", needs=TRL),
+    in_trl_options("other trainers", "trl_support:other_trainers"),
+    *(Part("docs/writing_a_loss.md", name, "findings:section", (name,), needs) for name, needs in FRAMEWORKS),
     *(Part("docs/parity.md", name, "printed:conform", (name,), needs, True) for name, needs in FRAMEWORKS),
     *(Part("docs/parity.md", name, "printed:conform", (name,), needs, True) for name, needs in MORE),
 )

@@ -22,8 +22,8 @@ from composer_plugins.recipes.openenv.tasks import (
     MODULES,
     NAMES,
     Task,
+    draw_task,
     function_source,
-    make_task,
 )
 from composer_plugins.recipes.openenv.trl_tools import DeletedFunctionTools
 
@@ -43,8 +43,7 @@ def conversation(draw: random.Random, *, hinted: bool) -> list[dict[str, Any]]:
     """
     right, guess = draw.choice(EXPRESSIONS), draw.choice(EXPRESSIONS)
     name = draw.choice(NAMES)
-    rest = {helper: draw.choice(EXPRESSIONS) for helper in draw.sample(HELPERS, 2)}
-    task = make_task(draw.choice(MODULES), rest, name, right)
+    task = draw_task(draw, name, right)
     prompt = task.prompt
     if hinted:
         prompt, guess = f"{prompt}\n\n{failure(task, guess)}", right

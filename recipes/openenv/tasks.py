@@ -52,10 +52,10 @@ def make_tasks(seed: int) -> list[Task]:
     return [draw_task(draw, name) for name in NAMES]
 
 
-def draw_task(draw: random.Random, name: str) -> Task:
-    """A repository without its function of this name; the rest is drawn."""
+def draw_task(draw: random.Random, name: str, expression: str = "") -> Task:
+    """A repository without its function of this name; `expression` is what it returns, otherwise drawn."""
     rest = {helper: draw.choice(EXPRESSIONS) for helper in draw.sample(HELPERS, 2)}
-    return make_task(draw.choice(MODULES), rest, name, draw.choice(EXPRESSIONS))
+    return make_task(draw.choice(MODULES), rest, name, expression or draw.choice(EXPRESSIONS))
 
 
 def make_task(module: str, rest: dict[str, str], name: str, expression: str) -> Task:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from composer_plugins.config import ComposerConfig
-from composer_plugins.errors import ConfigError
+from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.recipes.codebook import options
 from composer_plugins.recipes.shared import (
     HELP_OPTIONS,
@@ -18,7 +18,7 @@ from composer_plugins.recipes.shared import (
     make_folder,
     run_command,
 )
-from composer_plugins.recipes.smollm.tasks import ARITHMETIC, WORKED, check_hints
+from composer_plugins.recipes.smollm.tasks import ARITHMETIC, HINTS, WORKED
 
 RUNS = "runs.jsonl"
 
@@ -58,7 +58,8 @@ def main(
     Each run that has finished is a line of runs.jsonl, and is not repeated by the same command.
     """
     sets, names, numbers = options.parse_runs(channels), parse_policies(policies), options.parse_seeds(seeds)
-    check_hints(hints)
+    if hints not in HINTS:
+        raise unknown("--hints", hints, HINTS, noun="source of hints")
     make_folder("--out", out)
     check_installed("smollm", ("trl", "transformers", "datasets", "matplotlib", "gguf"), "smollm")
     os.environ.update(HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from composer_plugins.columns import Prompt, hinted_prompt
+from composer_plugins.columns import hinted_prompt
 from composer_plugins.config import ComposerConfig
 from composer_plugins.recipes.smollm.model import Loaded
 from composer_plugins.recipes.smollm.tasks import WORKED, Row, Task
@@ -55,11 +55,6 @@ def accuracy(loaded: Loaded, task: Task, settings: Settings) -> float:
     return sum(made.rewarded(task.held_out, completions)) / len(task.held_out)
 
 
-def prompt_with_answer(row: Row) -> Prompt:
-    """Return the prompt of a row with its worked answer, as the hint channel shows it to its teacher."""
-    return hinted_prompt(row["prompt"], row["privileged_context"], TEMPLATE)
-
-
 def with_pairs(loaded: Loaded, task: Task, settings: Settings, seed: int) -> list[Row]:
     """The task's rows with pairs of replies: two teachers answer, and the verifier compares them.
 
@@ -68,7 +63,7 @@ def with_pairs(loaded: Loaded, task: Task, settings: Settings, seed: int) -> lis
     """
     torch.manual_seed(seed)
     made = subject_of(loaded, task, task.rows, settings)
-    shown = [prompt_with_answer(row) for row in task.rows]
+    shown = [hinted_prompt(row["prompt"], row["privileged_context"], TEMPLATE) for row in task.rows]
     better = made.completions(made.encode(shown), sampled=False)
     worse = made.completions(made.encode([row["prompt"] for row in task.rows]), sampled=True)
     rewards = zip(made.rewarded(task.rows, better), made.rewarded(task.rows, worse), strict=True)

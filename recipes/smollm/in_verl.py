@@ -162,15 +162,11 @@ def config_of(channels: Channels, seed: int, settings: "Settings", folder: Path)
 
 def reading(done: "Run") -> str:
     """The held-out accuracy before and after, as verl's own validation measured it."""
-    found = [value for step in done.metrics for key, value in step.items() if is_accuracy(key)]
+    metrics = [one for step in done.metrics for one in step.items()]
+    found = [x for key, x in metrics if key.startswith("val-core/") and key.endswith("/mean@1")]
     if len(found) < 2:
         return "verl validated fewer than two times."
     return f"Held-out questions that are answered rightly: {found[0]:.2f} before, {found[-1]:.2f} after."
-
-
-def is_accuracy(key: str) -> bool:
-    """Whether a metric of verl's is the mean reward of its validation."""
-    return key.startswith("val-core/") and key.endswith("/mean@1")
 
 
 if __name__ == "__main__":

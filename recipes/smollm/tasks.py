@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer_plugins.errors import ConfigError, in_a_line, unknown
+from composer_plugins.errors import ConfigError, in_a_line
 from composer_plugins.recipes.shared import check_installed
 
 ARITHMETIC = "arithmetic"
@@ -54,12 +54,6 @@ def make_task(name: str) -> Task:
     Raises ConfigError for a name that reasoning-gym does not have.
     """
     return arithmetic() if name == ARITHMETIC else of_reasoning_gym(name)
-
-
-def check_hints(name: str) -> None:
-    """Raise ConfigError unless the name is one of HINTS."""
-    if name not in HINTS:
-        raise unknown("--hints", name, HINTS, noun="source of hints")
 
 
 def arithmetic() -> Task:

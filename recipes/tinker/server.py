@@ -29,14 +29,6 @@ SITE = "import typing, typing_extensions\ntyping.TypedDict = typing_extensions.T
 SECONDS = 180  # until the server answers
 
 
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextmanager
 def served(model: Path, folder: Path, *, sequences: int) -> Iterator[str]:
     """Start the server for the model in this folder; yield its URL, and stop it.
@@ -48,7 +40,9 @@ def served(model: Path, folder: Path, *, sequences: int) -> Iterator[str]:
     for one in (site, programs):
         one.mkdir(parents=True, exist_ok=True)
     (site / "sitecustomize.py").write_text(SITE)
-    uv, log, port = programs / "uv", folder / "server.log", free_port()
+    uv, log = programs / "uv", folder / "server.log"
+    with socket.create_server(("127.0.0.1", 0)) as probe:  # a port that nobody listens on
+        port = probe.getsockname()[1]
     uv.write_text(UV.format(python=shlex.quote(sys.executable)))
     uv.chmod(0o755)
     backend = {"max_lora_adapters": 2, "max_lora_rank": 16, "sample_max_num_sequences": sequences}
