@@ -6,7 +6,7 @@
 
 A row says which versions were installed and whether each is the newest on the index, what
 `composer-plugins conform` found, and which of the fast tests failed. `--table` compares the rows with those
-recorded in newest.json. It exits with 3 if one has changed or a package was held back. `--write` records.
+recorded in newest.json. It exits with 3 if one has changed or a package is outdated. `--write` records.
 """
 
 import json
@@ -33,7 +33,7 @@ TESTS = {
     "tinker": ("adapters/tinker_loss/with_sdk",),
     "torch": ("kernels", "losses", "objective"),
 }
-HEADINGS = ("framework", "installed", "held back", "losses compared", "tests", "failed")
+HEADINGS = ("framework", "installed", "outdated", "losses compared", "tests", "failed")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     newest = {package: newest_of(package) for package in packages}
     row = {
         "installed": installed | {"Python": platform.python_version()},
-        "held back": {k: newest[k] for k in packages if installed[k].partition("+")[0] != newest[k]},
+        "outdated": {k: newest[k] for k in packages if installed[k].partition("+")[0] != newest[k]},
         "conform": conform(name),
         "tests": tests(name, chosen or TESTS[name]),
     }
@@ -107,10 +107,10 @@ def outcome(row: dict[str, Any]) -> dict[str, set[str]]:
 
 
 def news(row: dict[str, Any] | None, before: dict[str, Any] | None) -> list[str]:
-    """What a person should look at: what is held back, and what the recorded row does not have."""
+    """What a person should look at: which packages are outdated, and what the recorded row does not have."""
     if row is None:
         return ["it has no row: its session ended before it wrote one"]
-    lines = [f"held back: {key}, of which {value} is the newest" for key, value in row["held back"].items()]
+    lines = [f"outdated: {key}, whose newest release is {value}" for key, value in row["outdated"].items()]
     if before is None:
         return [*lines, "it was not recorded before"]
     now, then = outcome(row), outcome(before)
@@ -150,7 +150,7 @@ def cells(name: str, row: dict[str, Any]) -> tuple[str, ...]:
     return (
         name,
         ", ".join(f"{key} {value}" for key, value in row["installed"].items()),
-        ", ".join(f"{key}: {value} is the newest" for key, value in row["held back"].items()) or "none",
+        ", ".join(f"{key}: {value} is the newest" for key, value in row["outdated"].items()) or "none",
         ", ".join(f"{len(losses)} {status}" for status, losses in ours.items()) or "none",
         f"{counted['passed']} passed{skipped}",
         ", ".join(f"`{one}`" for one in counted["failed"]) or "none",
