@@ -50,13 +50,13 @@ class Convention:
     call: Call = _specialised_first
     needs: tuple[str, ...] = ("logprobs", "old_logprobs", "advantages", "mask")
     optional: tuple[str, ...] = ()
-    must_use: tuple[str, ...] = ()  # those of them without which an option of the framework has no effect
+    must_use: tuple[str, ...] = ()  # the ones without which an option of the framework has no effect
     names: Mapping[str, str] = field(default_factory=dict)  # the framework's names of these inputs
     # Options of the framework that every function must follow, with their values; the first is the default.
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Parameters of the function itself, with their defaults, where its signature shows them.
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    precision: Any = None  # the dtype that the framework computes in, where it is not that of the tensors
+    precision: Any = None  # the dtype that the framework computes in, if the tensors have another
     equal_parts: bool = False  # whether all micro-batches have the same number of rows
     find: Callable[[str], Function] | None = None  # a loss by its name, of a framework without a registry
     # The convention for one function, where it depends on the function's signature.
@@ -124,7 +124,7 @@ def _described(value: Any) -> str:
 
 
 def scalar_problems(loss: Any) -> tuple[str, ...]:
-    """What is wrong with a loss that must be one number; TypeError if it is not one."""
+    """What is wrong with a loss that must be one number; TypeError if it is something else."""
     import torch
 
     if not isinstance(loss, torch.Tensor):

@@ -164,7 +164,7 @@ def hint_of(row: Row) -> str | None:
 
 
 def pairs_of(row: Row) -> list[Pair]:
-    """The row's pairs, in order; none is legal."""
+    """The row's pairs, in order. A row may have no pair."""
     chosen, rejected = _sides(row, CHOSEN), _sides(row, REJECTED)
     if len(chosen) != len(rejected):
         problem = f"it has {len(chosen)} completions, and {REJECTED} has {len(rejected)}"
@@ -179,7 +179,7 @@ def pairs_of(row: Row) -> list[Pair]:
 
 
 def completion_messages(side: Completion) -> list[dict[str, Any]]:
-    """A completion in a chat as messages for its template, of which the assistant's is the first."""
+    """A completion in a chat as messages for its template. The first message is the assistant's."""
     answer = [{"role": "assistant", "content": side}] if isinstance(side, str) else template_messages(side)
     if answer[0].get("role") != "assistant":
         problem = f"a completion starts with the role {answer[0].get('role')!r}"
@@ -188,7 +188,7 @@ def completion_messages(side: Completion) -> list[dict[str, Any]]:
 
 
 def after_prompt(whole: list[int], prompt: list[int]) -> list[int]:
-    """The token ids of a chat that a completion adds to those of its prompt."""
+    """The token ids that a completion adds to the token ids of its prompt, in a chat."""
     if whole[: len(prompt)] != prompt or len(whole) == len(prompt):
         problem = "it renders prompt + completion differently from the prompt alone, so the tokens of the "
         problem += "completion are not known"
@@ -205,7 +205,7 @@ NOT_HINTS = ("none", "null", "nan")  # in any case: what was missing, written as
 # What is accepted and is probably a mistake. The words after "in 2 of 7 hints" or "pairs", and the remedy.
 DOUBTS = {
     "absent": ("the text is {what}", "write None in a row without a hint"),
-    "prompt": ("the text is the prompt", "write what the teacher knows beside the prompt, or None"),
+    "prompt": ("the text is the prompt", "write what the teacher knows in addition to the prompt, or None"),
     "same": (
         "the teacher's prompt has the same tokens as the policy's",
         "set a chat template, and a teacher_prompt_template, that show the whole hint",
@@ -259,7 +259,7 @@ def _asked(prompt: Prompt) -> str:
 
 
 def special_tokens(tokenizer: Any) -> list[str]:
-    """The tokenizer's special tokens, those of its chat template among them."""
+    """The tokenizer's special tokens, including the tokens of its chat template."""
     added = (token for token in getattr(tokenizer, "added_tokens_decoder", {}).values() if token.special)
     return sorted({*tokenizer.all_special_tokens, *map(str, added)})
 

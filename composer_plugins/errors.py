@@ -18,7 +18,7 @@ Severity = Literal["error", "warning", "info"]
 
 MAX_LISTED = 20  # up to this many known names are listed; of more, only the nearest
 MAX_NEAREST = 8
-ALIKE = 0.8  # of the letters of two names, more than which a misspelt one shares: `dpo` is no misspelt `dro`
+ALIKE = 0.8  # a misspelt name shares more than this with what was meant: `dpo` does not stand for `dro`
 MAX_COMPLETIONS = 4  # of the names that begin with what was typed
 
 
@@ -32,7 +32,7 @@ class ComposerError(Exception):
     others: "tuple[ComposerError, ...]" = ()  # what else was found at the same time, for a doctor
 
     def __init__(self, key: str, problem: str, remedy: str) -> None:
-        super().__init__(f"{key}: {problem}; {remedy}")  # what tyro, as of torchtitan, prints of an error
+        super().__init__(f"{key}: {problem}; {remedy}")  # torchtitan's tyro prints this of an error
         self.key, self.problem, self.remedy = key, problem, remedy
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -110,7 +110,7 @@ class Findings(list[Finding]):
         return [one for one in self if one.severity == "error"]
 
     def refuse(self) -> None:
-        """Raise one ConfigError with all errors, if there are any; a warning is left to who reads on."""
+        """Raise one ConfigError with all errors, if there are any; warnings stay in the list."""
         if self.errors:
             raise error_of(self.errors)
 
@@ -130,7 +130,7 @@ def enforce(findings: Iterable[Finding]) -> None:
 
 
 def error_of(findings: Iterable[Finding]) -> ConfigError:
-    """One error with all of these: the first of each key, the others behind the first."""
+    """One error with all of these: of each key the first. The first error has the others in `others`."""
     by_key = dict[str, ConfigError]()
     for one in findings:
         by_key.setdefault(one.key, ConfigError(one.key, one.problem, one.remedy))
@@ -140,7 +140,7 @@ def error_of(findings: Iterable[Finding]) -> ConfigError:
 
 
 def log_info(line: str) -> None:
-    """Log `line` at INFO. Where nobody has configured logging, do so: Python would not show the line."""
+    """Log `line` at INFO. If logging is not configured, configure it: Python would not show the line."""
     logger = logging.getLogger("composer_plugins")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
@@ -174,7 +174,7 @@ def unknown(
 
     `noun` is what the name should have been, if not `key`. `stem` is what every known name begins with
     ("cispo@"). `more` says where the reader finds the whole list. Without `guess` it lists them always;
-    without `completes` a name stands for no longer one, as an option's.
+    without `completes` it offers no longer name that begins with this one, as for options.
     """
     known, noun = sorted(set(known)), noun or key
     listed = _listed(name, known, stem, more)
@@ -204,12 +204,12 @@ def near(name: str, known: Iterable[str], *, completes: bool = True) -> list[str
     shortest_first = sorted(completions, key=lambda one: (len(one), one))
     alike = {one: _alike(wanted, key) for one, key in keys.items()}
     most = max(alike.values(), default=0.0)
-    likeliest = [one for one, number in alike.items() if number == most > ALIKE]  # of two, neither is meant
+    likeliest = [one for one, number in alike.items() if number == most > ALIKE]
     return same or shortest_first[:MAX_COMPLETIONS] or likeliest
 
 
 def _alike(one: str, other: str) -> float:
-    """How much of two spellings is the same, from 0 to 1; 1 where letters are swapped.
+    """How much of two spellings is the same, from 0 to 1; 1 if they differ in the order of letters alone.
 
     A name with another number of words or other digits is another name, and so is one word that begins with
     another letter (`dtype`, `type`): 0.
@@ -230,7 +230,7 @@ def did_you_mean(nearest: list[str], stem: str = "") -> str:
 
 
 def in_a_line(error: BaseException, *, most: int | None = None) -> str:
-    """An exception of somebody else's code, whose text may have several lines, in one line.
+    """An exception as one line; its text may have several lines if it is not ours.
 
     With `most` only so many characters of its text are kept.
     """

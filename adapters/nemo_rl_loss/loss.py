@@ -1,6 +1,6 @@
 """NeMo-RL's tensors -> a loss of the catalogue -> NeMo-RL's denominators.
 
-`ComposerLoss` stands in the place of ClippedPGLossFn, and `ComposerDistillationLoss` in that of
+`ComposerLoss` replaces ClippedPGLossFn, and `ComposerDistillationLoss` replaces
 DistillationLossFn. Both divide by the valid tokens or sequences of the global batch, as NeMo-RL passes them,
 so a cut into micro-batches, packed sequences or ranks leaves the gradient. NeMo-RL itself is imported when
 it asks for the type of a loss, and not before.
@@ -82,7 +82,7 @@ class NemoLoss:
 
 
 class Normalizations(dict[str, Any]):
-    """A dict that has each metric of ours, whichever the loss reports."""
+    """A dict that has each of our metrics, also those that the loss does not report."""
 
     def __init__(self, tokens: Any, names: Mapping[str, Any]) -> None:
         super().__init__(names)
@@ -94,11 +94,11 @@ class Normalizations(dict[str, Any]):
 
 
 class ComposerLoss(NemoLoss):
-    """A policy loss with NeMo-RL's own terms beside it, for `grpo_train(..., loss_fn=...)`.
+    """A policy loss with NeMo-RL's own terms added, for `grpo_train(..., loss_fn=...)`.
 
         total = policy_weight w_t policy_t + reference_policy_kl_penalty KL_t, divided as `mode` says
 
-    `options` are those of ComposerConfig: policy, which has to be set, policy_params, policy_weight,
+    `options` are the fields of ComposerConfig: policy, which has to be set, policy_params, policy_weight,
     rollout_correction, rollout_correction_params. `loss_config` is NeMo-RL's `master_config.loss_fn`: its KL
     and its correction act, and a clip that is moved is an error. `mode` is an aggregation mode, the last one
     with `max_length`; without it `token_level_loss` decides (a mean over tokens, or over sequences).

@@ -1,4 +1,4 @@
-"""PRIME-RL: any loss of the catalogue, with a hint channel and a replay channel beside it.
+"""PRIME-RL: any loss of the catalogue, with a hint channel and a replay channel.
 
     [trainer.loss]
     type = "custom"

@@ -42,6 +42,6 @@ def without_none(value: Any, name: str = "") -> Any:
 
 
 def table_at(config: Any, path: str) -> dict[str, Any]:
-    """The table at a dotted path; an empty one where there is none."""
+    """The table at a dotted path; an empty table where the file has none."""
     found = at(config, path)
     return found if isinstance(found, dict) else {}

@@ -34,7 +34,7 @@ EVERY = 64  # of the later sequences one is measured: the loss is called for eac
 IN_PART = Finding(
     "warning",
     "ref_logprobs",
-    f"{values.RUN} or more neighbouring tokens have 0.0, which is probability 1, beside others that have a "
+    f"{values.RUN} or more neighbouring tokens have 0.0, which is probability 1, next to others that have a "
     "reference, and PRIME-RL writes 0.0 where a part of a branch was not stamped",
     "stamp every node of a branch, and call stamps.check_trace(trace) in finalize",
 )

@@ -137,7 +137,7 @@ def _read(config: Mapping[str, Any]) -> tuple[Objective, Iterable[Finding]]:
 
 
 def sources(config: Mapping[str, Any]) -> Iterator[Source]:
-    """The training environments, or one with the orchestrator's own options where none is listed."""
+    """The training environments; if none is listed, one with the orchestrator's own options."""
     of_all, samples = table_at(config, OF_ALL), table_at(config, SAMPLES)
     listed = samples.get("source")
     for number, own in enumerate(listed if listed and isinstance(listed, list) else [{}], 1):
@@ -156,11 +156,11 @@ def _routed(source: Source) -> str:
 
 
 def _differing(listed: Sequence[Source]) -> Iterator[str]:
-    """Yield the options that are not the same for all sources, and what "echo" trains beside the loss."""
+    """Yield the options that are not the same for all sources, and what "echo" trains besides the loss."""
     for key in READ:
         if len({ADVANTAGES.get(str(x), x) for x in (one.options[key] for one in listed)}) > 1:
             shown = ", ".join(f"{one.options[key]} for {one.name}" for one in listed)
-            yield f"{key} differs by source ({shown}), and that of the first one is written"
+            yield f"{key} differs by source ({shown}), and the value of the first source is written"
     for one in listed:
         path = table_at(one.algorithm, "filter").get("import_path")
         if one.options["algo.type"] == "echo" and path != OUR_FILTER:

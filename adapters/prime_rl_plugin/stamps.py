@@ -72,7 +72,7 @@ def stamp_replay_pair(
     does not change afterwards. Set `replay_weight` with it. c is never 0: PRIME-RL would take out the token.
 
     PRIME-RL divides the sum over pairs by the tokens of the global batch, and DPO by the number of pairs. So
-    `replay_weight` = tokens / pairs, both of a typical global batch, makes the step that of DPO's mean.
+    `replay_weight` = tokens / pairs, both of a typical global batch, makes the step equal to DPO's.
     Two completions with the same tokens are a warning, because their gradients cancel.
 
     Source: arXiv 2305.18290, the gradient below eq. 7.
@@ -97,7 +97,7 @@ def stamp_replay_pair(
 def dpo_coefficient(margin: float, *, beta: float = 0.1, weight: float = 1.0) -> float:
     """weight * beta * sigmoid(-beta * margin), margin = u_chosen - u_rejected; at least float32's smallest.
 
-    It is the coefficient of the chosen completion's tokens, and minus it that of the rejected one's:
+    It is the coefficient of the chosen completion's tokens. The rejected completion's tokens have minus it:
     -d loss / d log pi of DPO.
     """
     for name, value in (("beta", beta), ("weight", weight)):

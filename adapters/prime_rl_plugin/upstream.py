@@ -95,7 +95,7 @@ def streams(inputs: Any) -> Streams:
     found = Streams(logprobs, rollout_logprobs, advantages, mask, reference, weights)
     for name, x in zip((*STREAMS, REFERENCE, WEIGHTS), found, strict=True):
         if x is not None and x.shape != mask.shape:
-            problem = f"its shape is {tuple(x.shape)}, and that of loss_mask {tuple(mask.shape)}"
+            problem = f"its shape is {tuple(x.shape)}, and loss_mask has the shape {tuple(mask.shape)}"
             raise DataError(name, problem, "pass [tokens] for both, one packed sequence")
     return found
 
@@ -132,7 +132,7 @@ class Node(Protocol):
 
 
 NODE_FIELDS = ("reference_logprobs", "loss_weights")
-POLICY_STREAM = "rl"  # the weights of the custom loss; a node may carry those of PRIME-RL's other losses too
+POLICY_STREAM = "rl"  # the weights of the custom loss; PRIME-RL's other losses have streams of their own
 
 
 def weights(node: Node) -> list[float] | None:
@@ -141,7 +141,7 @@ def weights(node: Node) -> list[float] | None:
 
 
 def set_weights(node: Node, per_sampled: Sequence[float]) -> None:
-    """Give the node one weight per sampled token, beside the weights of PRIME-RL's other losses."""
+    """Give the node one weight per sampled token, next to the weights of PRIME-RL's other losses."""
     left = iter(per_sampled)
     own = [next(left) if sampled else 0.0 for sampled in node.mask]
     node.loss_weights = (node.loss_weights or {}) | {POLICY_STREAM: own}

@@ -14,7 +14,9 @@ METRICS = ("product", "geometric")
 
 
 def correction_of(value: Callable[[str], Any]) -> tuple[Choice | None, list[str]]:
-    """The correction of a config, and what of it is none of the catalogue's; `value` is that of an option."""
+    """The correction of a config, and a remark on each part that is not in the catalogue.
+
+    `value` returns the value of an option."""
     level, metric = value(Key.TIS), value(Key.SEQUENCE_MASK)
     caps = {one: value(cap) for one, (cap, _) in LEVELS.items()}
     if value(Key.USE_TIS):
@@ -39,7 +41,7 @@ def correction_of(value: Callable[[str], Any]) -> tuple[Choice | None, list[str]
             found = choose("correction", "mis", {"low": low, "high": high, **common})
         else:
             key = Key.SEQUENCE_MASK if one == "sequence" else keys[1]
-            remarks.append(f"{key} = {value(key)!r}, which drops by the ratio, beside the weights")
+            remarks.append(f"{key} = {value(key)!r}, which drops by the ratio, and weights are set too")
     return found, remarks
 
 

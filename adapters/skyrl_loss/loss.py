@@ -59,7 +59,7 @@ class Registered:
 
 
 class PolicyLoss(Registered):
-    """A policy loss of ours, as SkyRL's PolicyLossRegistry has it."""
+    """One of our policy losses, in the form that SkyRL's PolicyLossRegistry takes."""
 
     kind: Kind = "policy"
 
@@ -105,7 +105,7 @@ class PolicyLoss(Registered):
 
 
 class AdvantageEstimator(Registered):
-    """An advantage of ours, as SkyRL's AdvantageEstimatorRegistry has it."""
+    """One of our advantages, in the form that SkyRL's AdvantageEstimatorRegistry takes."""
 
     kind: Kind = "advantage"
 

@@ -108,13 +108,13 @@ class Configs(ByTable):
             return replace(found, mode="", length=None, old=None, rollout=None, no_policy=why)
         if found.length == 1:
             found = replace(found, mode="seq-mean-token-sum", length=None)
-        # SkyRL hands it its own log-probabilities where there are no others.
+        # Without rollout log-probabilities SkyRL passes the loss its own.
         if found.rollout and (name == "importance_sampling" or entry(table, Key.LOGPROBS) is None):
             found = replace(found, rollout="trainer")
         return replace(found, channels=channels_of(policy.config))
 
     def _findings(self, table: Mapping[str, Any], objective: Objective, asked: AllAsked) -> Iterator[Finding]:
-        """Yield what SkyRL does not say of a loss of ours, or of a name that it does not have by itself."""
+        """Yield what SkyRL does not say of our loss, or of a name that it does not have by itself."""
         value, names = partial(self.value, table=table), {}
         for kind, key in CHOOSES.items():
             names[kind] = str(value(key))
@@ -162,10 +162,10 @@ class Configs(ByTable):
 def asked(
     node: Mapping[Any, Any], kind: Kind, name: str | None, moved: Mapping[str, Any]
 ) -> tuple[Asked | None, Findings]:
-    """What a loss or an advantage of ours is asked for, by the options in `node`."""
+    """Parse the options in `node` of one of our losses or advantages."""
     ours = {str(key): one for key, one in node.items()}
     found, wrong = ask(SKYRL, ours, moved, kind=kind, name=name, at=NODE, write=for_a_shell(NODE))
-    if found is not None and kind == "policy" and found.choice.is_third_party:  # of ours, the row says it
+    if found is not None and kind == "policy" and found.choice.is_third_party:  # our rows say it
         from composer_plugins.losses.folding import is_proportional  # loads torch
 
         choice = found.choice

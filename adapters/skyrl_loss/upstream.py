@@ -68,7 +68,7 @@ def corrected(
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
     """The loss per token and its weights after SkyRL's off_policy_correction, and what SkyRL logs of it.
 
-    Raises ConfigError where it is set and there are no rollout log-probabilities: SkyRL would leave it out.
+    Raises ConfigError where it is set without rollout log-probabilities: SkyRL would leave it out.
     """
     options = getattr(config, CORRECTION.rpartition(".")[2], None)
     if options is None:

@@ -37,7 +37,7 @@ STREAMS = {
 
 
 class SlimeLoss:
-    """A policy loss with slime's own terms beside it.
+    """A policy loss with slime's own terms added.
 
         total = policy_weight w_t policy_t + kl_loss_coef KL_t - entropy_coef H_t + hint_weight hint_t
 
@@ -131,7 +131,7 @@ class SlimeLoss:
             return [x.detach() for x in own]
         if not found:
             policy = self.terms.objective.policy.name
-            problem = f"it is not there, and {policy!r} or a term beside it needs it"
+            problem = f"it is missing, and {policy!r} or a term that is added to it needs it"
             raise DataError(f"batch[{key!r}]", problem, remedy)
         if len(found) != len(own):
             problem = f"it has {len(found)} responses, and the batch {len(own)}"

@@ -1,4 +1,4 @@
-"""What a user of slime writes: our options in `args.composer`, and slime's own arguments beside them."""
+"""What a user of slime writes: our options in `args.composer`, and slime's own arguments."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,7 +15,7 @@ from composer_plugins.objective.own_options import Trained, examined
 NODE = "composer"  # the attribute of args with our options
 BY_ROLLOUT = ("seq-mean-token-mean", "seq-mean-token-sum", NORM)
 NOT_OURS = {"custom_pg_loss_reducer_function_path": "our loss is reduced by slime's own reducer"}
-# By input of a policy loss: slime's options one of which fills it, and what to set.
+# By input of a policy loss: slime's options (one of them fills the input), and what to set.
 FILLED_BY = {
     "teacher_logprobs": (("use_opd",), "set --use-opd with --opd-type, or choose another loss"),
     "ref_logprobs": (("use_kl_loss", "kl_coef"), "set --use-kl-loss with --ref-load, or choose another loss"),

@@ -36,7 +36,7 @@ class Conversion(NamedTuple):
     text: str = ""  # the formula in words, where it needs another option too, as "simpo_gamma / beta"
 
     def ours(self, theirs: Any) -> Any:
-        """Our value for a framework's. A value that is no number, and None, stay as they are."""
+        """Our value for a framework's value. A value that is not a number is returned unchanged."""
         if self.values:
             return self.values[theirs]
         if self == SAME or isinstance(theirs, bool) or not isinstance(theirs, int | float):
@@ -89,7 +89,7 @@ def parameters_of(sets: Iterable[Sets], loss: Loss) -> dict[str, Conversion]:
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """An option of a framework that its loss reads, and what it does beside a loss of ours.
+    """An option of a framework that its loss reads, and what it does when our loss runs.
 
     The first of `sets` that fits the loss says which parameters it sets. Otherwise `objective` names what
     else of the objective it sets, or `effect` says what it does.
@@ -104,13 +104,13 @@ class Option:
     conversion: Conversion = SAME  # of its value into that field's
     effect: str = ""
     fallback: str = ""  # the option that is read where this one is null
-    # The option of the same kind beside which alone it is read, and the value that it needs there; None is
-    # any value but null and False.
+    # It is read only if the option of the same kind with this key has this value. None is any value except
+    # null and False.
     only_with: tuple[str, Any] | None = None
 
     @property
     def acts_by_parameters(self) -> bool:
-        """Whether it acts on a loss of ours by setting parameters only."""
+        """Whether it acts on our losses only by setting parameters."""
         return not (self.effect or self.objective)
 
     def is_read_beside(self, value: Any) -> bool:
@@ -144,10 +144,10 @@ class Framework:
     name: str  # in commands, and in the name of a dialect: "trl"
     title: str  # in prose: "TRL"
     summary: str = ""
-    path: str = ""  # of its adapter, "module:object", what a user imports; "" where there is none
+    path: str = ""  # of its adapter, "module:object", what a user imports; "" without an adapter
     releases: tuple[str, ...] = ()  # in their order, where a loss is not in all of them
     losses: tuple[NamedLoss, ...] = ()
-    denominators: Mapping[str, str] = field(default_factory=dict)  # its names of ours, the aggregation modes
+    denominators: Mapping[str, str] = field(default_factory=dict)  # our mode for its name
     options: tuple[Option, ...] = ()
     tables: Mapping[Kind, str] = field(default_factory=dict)  # by kind, where its options stand: "algorithm"
     # Other names of parameters: of its other trainers, its functions, its earlier releases.
@@ -160,7 +160,7 @@ class Framework:
     packs_rows: bool = False
     # By kind and name, losses that would be another loss on the inputs as this framework has them, and why.
     refuses: Mapping[tuple[Kind, str], str] = field(default_factory=dict)
-    # By option of ours, or of another framework, what does its work here, and what to do.
+    # By our option, or an option of another framework: what does its work here, and what to do.
     unavailable: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     # Why each term of a policy loss must be proportional to the advantages: "X divides only them"; "" if not.
     divides_advantages: str = ""
@@ -198,7 +198,7 @@ class Framework:
             return False
         if loss.kind not in self.provides or (loss.kind, loss.name) in self.refuses:
             return False
-        # The defaults of a loss are those of its kernel, which is imported for them.
+        # Reading the defaults of a loss imports its kernel.
         return not (self.missing(loss) or self._penalties(loss, lambda name: loss.defaults[name]))
 
     def _penalties(self, loss: Loss, value_of: Callable[[str], Any]) -> list[str]:
@@ -241,7 +241,7 @@ class Framework:
     def of_release(self, release: str) -> "Framework":
         """This framework as one of `releases` is: its losses, and its options with the defaults there.
 
-        An option of losses that another release alone has is none of this one.
+        An option is left out if only losses of other releases read it.
         """
         losses = tuple(one for one in self.losses if release in self.releases_of(one))
         own = {option.key: option for one in losses for option in one.own}
@@ -250,7 +250,7 @@ class Framework:
         return replace(self, release=release, losses=losses, options=options)
 
     def row_of(self, **options: Any) -> str | None:
-        """The row of the loss that these options choose; None if it is not one of the catalogue's."""
+        """The row of the loss that these options choose; None if the catalogue does not have it."""
         return next((one.row for one in self.losses if one.options == options), None)
 
     def parameters(self, loss: Loss, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -297,7 +297,7 @@ class Framework:
         return found
 
     def values_of(self, option: Option) -> Mapping[Any, Any]:
-        """Our value by each of the option's, where it has names; of a mode, those of the denominators."""
+        """Our value for each of the option's values, if these are names; for a mode, the denominators."""
         if option.conversion.values or option.objective != "mode":
             return option.conversion.values
         return self.denominators

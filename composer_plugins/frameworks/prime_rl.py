@@ -31,7 +31,7 @@ LOSSES = (
     NamedLoss("ipo@prime-rl", {"type": "ipo"}, (_option("ipo_threshold", 0.1, "tv_low", "tv_high"), *_TAUS)),
 )
 
-# --- Options of ours -----------------------------------------------------------------------------------
+# --- Our options ---------------------------------------------------------------------------------------
 
 LOSS_OPTIONS = {"type", "import_path", "kwargs"}  # of [trainer.loss] with type "custom"
 _BY_ALGORITHM = "PRIME-RL's algorithm computes the advantages", "set [orchestrator.algo], and remove it"
@@ -41,7 +41,7 @@ _PAIRS = (
     "the trainer computes no preference loss: the environment writes DPO's gradient on the tokens of each "
     "pair, with stamps.stamp_replay_pair"
 )
-# Options of ours: why the loss does not decide them here, and what to do.
+# Our options that the loss does not decide here: why not, and what to do.
 UNAVAILABLE = {
     "advantage": _BY_ALGORITHM,
     "advantage_params": _BY_ALGORITHM,

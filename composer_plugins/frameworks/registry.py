@@ -1,4 +1,4 @@
-"""The frameworks that are known here: ours, and those of every installed plugin (`register_frameworks`)."""
+"""The known frameworks: ours, and the frameworks of every installed plugin (`register_frameworks`)."""
 
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -55,13 +55,13 @@ def frameworks() -> Mapping[str, Framework]:
 
 
 def conventions() -> dict[str, str]:
-    """The calling conventions by name, "module:object": those of frameworks, and that of plain functions."""
+    """The calling conventions by name, "module:object": one per framework, and one for plain functions."""
     found = {name: one.convention for name, one in frameworks().items() if one.convention}
     return found | {"torch": "composer_plugins.testing.conventions.functional:TORCH"}
 
 
 def running() -> list[Framework]:
-    """The frameworks in which losses of ours run."""
+    """The frameworks in which our losses run."""
     return [one for one in frameworks().values() if one.provides]
 
 

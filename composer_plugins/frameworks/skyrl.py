@@ -173,7 +173,7 @@ KL_ESTIMATORS = {name: f"{name}@skyrl" for name in ("k1", "k2", "k3", "abs")}
 OWN_TERM = "as in SkyRL, which adds this term to the policy loss"
 CHOICE = "it chooses the loss or the estimator"
 WEIGHTS = "as in SkyRL, which multiplies the loss of each token by the weights, or masks it out"
-# Options that act beside a loss of ours as beside SkyRL's own.
+# Options that do the same with our losses as with SkyRL's own.
 ACTING = (
     Option(key=Key.POLICY, default="regular", effect=CHOICE),
     Option(key=Key.DPPO_TYPE, default="binary_tv", effect=CHOICE, only_with=(Key.POLICY, "dppo")),

@@ -79,7 +79,7 @@ OPTIONS = (
         objective="old",
         conversion=Conversion(values={False: "trainer", True: "rollout engine"}),
     ),
-    # The drift of opsm is that from the old policy, whichever that is.
+    # The drift of opsm is the drift from the old policy, whichever policy that is.
     _option(
         OPSM,
         False,

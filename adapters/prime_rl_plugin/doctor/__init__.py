@@ -57,7 +57,7 @@ def of_loss(
     """What is wrong with the table of the loss at `key`; `complaint` is Python's about its import path."""
     if loss.get("type") != "custom":
         remedy = f'set type = "custom" and import_path = "{FUNCTION}" in [{key}]'
-        remedy += "; composer-plugins migrate --from prime-rl --to prime-rl writes it as one of ours"
+        remedy += "; composer-plugins migrate --from prime-rl --to prime-rl writes it with our loss"
         problem = f"its type is {loss['type']!r}" if "type" in loss else "no type is set"
         yield Finding("warning", key, f"{problem}, so PRIME-RL trains with its own loss", remedy)
         return

@@ -1,4 +1,4 @@
-"""NeMo-RL's own losses beside ours with the same options, as a checkout of it computes them."""
+"""NeMo-RL's own losses compared with ours with the same options, as a checkout of it computes them."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -56,7 +56,7 @@ def drawn_batch(draw: Draw) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def counts(data: Mapping[str, Tensor], other: int) -> tuple[Tensor, Tensor]:
-    """The valid sequences and tokens of a global batch of which this is a part."""
+    """The valid sequences and tokens of the global batch that contains this part."""
     mask = data["token_mask"][:, 1:] * data["sample_mask"].unsqueeze(-1)
     return data["sample_mask"].sum() + other, mask.sum() + 7 * other
 
@@ -114,7 +114,7 @@ def drawn_options(named: NamedLoss, draw: Draw) -> Options:
 
 
 def compare_policy(upstream: Upstream, named: NamedLoss, draw: Draw) -> Iterator[Compared]:
-    """A ClippedPGLossFn, and ours with the same config, whose clips are parameters of ours."""
+    """A ClippedPGLossFn, and ours with the same config, whose clips are parameters of our loss."""
     drawn = drawn_options(named, draw)
     theirs = upstream.losses.ClippedPGLossFn(upstream.losses.ClippedPGLossConfig(**drawn))
     kept, ours = in_our_words(NEMO_RL, {f"{LOSS}.{key}": value for key, value in drawn.items()})
@@ -157,7 +157,7 @@ def compare_distillation(upstream: Upstream, kind: str, draw: Draw) -> Iterator[
 
 
 def compare_dpo(upstream: Upstream, average: bool, draw: Draw) -> Iterator[Compared]:
-    """A DPOLossFn and the mean over pairs of ours, perhaps with the log-likelihood of the chosen side."""
+    """A DPOLossFn and the mean over pairs of our loss, perhaps with the log-likelihood of the chosen side."""
     g = torch.Generator().manual_seed(draw.integer(0, 2**20, "seed"))
     pairs, width = draw.integer(1, 4, "pairs"), draw.integer(1, 6, "width")
     logprobs = (-4 * torch.rand(2 * pairs, width, generator=g, dtype=torch.float64)).requires_grad_()

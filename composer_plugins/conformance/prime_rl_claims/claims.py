@@ -1,4 +1,4 @@
-"""PRIME-RL's own losses beside ours with type "custom", as a checkout of it computes both."""
+"""PRIME-RL's own losses compared with ours with type "custom", as a checkout of it computes both."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress

@@ -94,7 +94,7 @@ class Case(NamedTuple):
 
 
 def draw_case(draw: Draw) -> Case:
-    """A mini-batch of one to five rows, which are those of one or two prompts."""
+    """A mini-batch of one to five rows, which belong to one or two prompts."""
     batch = policy_batch(draw)
     rows = len(batch.mask)
     first = draw.integer(1, rows, "rows of the first prompt")
@@ -208,7 +208,7 @@ def on_divided(own: NamedLoss, draw: Draw) -> Iterator[Compared]:
 def note_of(name: str, own: NamedLoss) -> str:
     """What a reader of the table should know."""
     if name in ON_DIVIDED:
-        return "on the divided advantages, of which it is not a multiple"
+        return "on the divided advantages, and the loss is not a multiple of them"
     return f"dppo_type {own.options[Key.DPPO_TYPE]}" if Key.DPPO_TYPE in own.options else ""
 
 

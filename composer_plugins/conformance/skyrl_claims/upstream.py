@@ -27,7 +27,7 @@ finally:
 
 
 def policy_losses() -> dict[str, Any]:
-    """SkyRL's registry of policy losses, those of others included."""
+    """SkyRL's registry of policy losses, including losses that others registered."""
     registry = ppo_utils.PolicyLossRegistry
     return {name: registry.get(name) for name in registry.list_available()}
 

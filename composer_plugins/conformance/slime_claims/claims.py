@@ -1,4 +1,4 @@
-"""slime's own losses beside ours with the same arguments, as a checkout's dispatcher computes both."""
+"""slime's own losses compared with ours with the same arguments, as a checkout's dispatcher computes both."""
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ OURS = {
 NOTE = "in float32, which slime asserts"
 VOCAB = 11
 Options = dict[str, Any]
-# The defaults of slime's arguments that its loss reads; those of the table are there.
+# The defaults of slime's arguments that its loss reads, except those that the table has.
 ARGUMENTS: Options = {
     **{"loss_type": "policy_loss", "recompute_loss_function": False, "allgather_cp": False},
     **{"log_probs_chunk_size": -1, "rollout_top_p": 1.0, "get_mismatch_metrics": False},
@@ -97,7 +97,7 @@ def drawn_options(named: NamedLoss, draw: Draw) -> Options:
 
 
 def ours(options: Options) -> Options:
-    """The same arguments for our loss: its clips are parameters of ours."""
+    """The same arguments for our loss: its clips are parameters of our loss."""
     kept, own = in_our_words(SLIME, options)
     return {**kept, **OURS, "composer": own}
 

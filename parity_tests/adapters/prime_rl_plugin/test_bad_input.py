@@ -184,7 +184,7 @@ def test_one_stamp_now_and_then_is_enough_and_without_a_channel_none_is_missed()
 def test_a_stream_of_another_shape_than_the_mask_is_an_error(name: str, shape: tuple[int, ...]) -> None:
     loss_fn(inputs(), hint_weight=0.1)  # the stream may come later
     with pytest.raises(
-        DataError, match=rf"^{name}: its shape is {re.escape(str(shape))}, and that of loss_m"
+        DataError, match=rf"^{name}: its shape is {re.escape(str(shape))}, and loss_mask has the shape"
     ):
         loss_fn(inputs(**{name: torch.full(shape, -1.0)}), hint_weight=0.1)
 

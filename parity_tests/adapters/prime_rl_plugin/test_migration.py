@@ -197,9 +197,9 @@ def test_sources_that_differ_are_each_named() -> None:
     found = differences(PER_SOURCE + another)
     assert found == [
         "not carried over: group_size differs by source (16 for a, 8 for b), "
-        "and that of the first one is written",
+        "and the value of the first source is written",
         "not carried over: sampling.temperature differs by source (1.3 for a, 0.7 for b), "
-        "and that of the first one is written",
+        "and the value of the first source is written",
     ]
     same = differences(PER_SOURCE + another.replace('"b"', '"a"'))
     assert "group_size differs by source (16 for a, 8 for a)" in same[0]
