@@ -286,11 +286,12 @@ def _old_policy(run: Run, policy: Choice, *, delivers: bool) -> Iterator[Finding
     elif "rollout_logprobs" in policy.loss.needs and not run.at(Key.BYPASS):
         problem = f"{policy.name!r} compares with the rollout policy, and verl's old_log_probs are the "
         problem += "trainer's own recomputation"
-        remedy = f"set {Key.BYPASS}=True {Key.ROLLOUT_LOGPROBS}=True, which makes them the rollout engine's"
+        key, kept = Key.BYPASS, run.at(Key.ROLLOUT_LOGPROBS)
+        remedy = f"set {key}=True {Key.ROLLOUT_LOGPROBS}=True, which makes them the rollout engine's"
         if from_batch:
-            remedy = f"set {Key.ROLLOUT_LOGPROBS}=True, with which the loss gets the rollout engine's too"
-        kept = run.at(Key.ROLLOUT_LOGPROBS)
-        yield Finding("info" if kept else "warning", Key.BYPASS, problem, remedy)
+            key = Key.ROLLOUT_LOGPROBS
+            remedy = f"set {key}=True, with which the loss gets the rollout engine's too"
+        yield Finding("info" if kept else "warning", key, problem, remedy)
 
 
 def _distillation(run: Run, channels: Channels | None) -> Iterator[Finding]:
