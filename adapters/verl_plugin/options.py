@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from composer_plugins.adapters.verl_plugin import upstream
 from composer_plugins.config import ComposerConfig
-from composer_plugins.errors import ConfigError, Finding, Findings, enforce, log_info, unknown
+from composer_plugins.errors import ConfigError, Finding, Findings, enforce, log_info
 from composer_plugins.frameworks import verl
 from composer_plugins.frameworks.contract import NOTHING
 from composer_plugins.frameworks.verl import VERL, Key
@@ -184,12 +184,8 @@ def different_in_the_workers(
     `node` has the driver's options, which `config` is made of, and `seen` those of the workers, which are
     the entry `composer` of verl's table `policy_loss`.
     """
-    loss, target = str(policy_loss.get("loss_mode")), policy_loss.get("_target_")
+    loss = str(policy_loss.get("loss_mode"))
     if not registered.is_ours(loss):
-        return
-    if policy_loss.get("composer") is not None and target != TARGET:
-        problem = f"{target} does not take the option composer, so verl raises a TypeError"
-        yield Finding("error", Key.LOSS_TARGET, problem, f"set it to {TARGET}")
         return
     named = registered.loss_in(loss)
     theirs = ({"policy": named} if named else {}) | dict(seen)
@@ -333,28 +329,19 @@ def check_its_result(choice: Choice) -> None:
         return
 
 
-def reduction(choice: Choice | None, mode: str) -> Iterator[Finding]:
-    """Yield an unknown loss_agg_mode, and a warning where it is not the reduction that belongs to the loss.
+def reduction(choice: Choice, mode: str) -> Iterator[Finding]:
+    """Yield a warning where loss_agg_mode is not the reduction that belongs to the loss.
 
     One that verl itself gives a fixed reduction keeps it, and the other terms of the loss follow
-    loss_agg_mode. `choice` is None where no loss of ours runs.
+    loss_agg_mode. An unknown mode is left to verl.
     """
-    if mode and mode not in verl.MODES:
-        yield Finding.from_error(unknown(Key.AGG_MODE, mode, verl.MODES, noun="mode"))
-    if choice is None or mode not in ("", *verl.MODES):
+    if mode not in verl.MODES:
         return
-    if (forced := verl.FORCED_MODES.get(choice.name)) and mode not in ("", verl.DEFAULT_MODE, forced):
+    if (forced := verl.FORCED_MODES.get(choice.name)) and mode not in (verl.DEFAULT_MODE, forced):
         problem = f"it is {mode!r}, and {choice.name!r} is always reduced by {forced!r}, as in verl"
         remedy = f"set it to {forced!r}, or leave it if it is meant for the other terms of the loss"
         yield Finding("warning", Key.AGG_MODE, problem, remedy)
-    if mode:
-        yield from denominator_of_another(choice, VERL, mode, Key.AGG_MODE)
-
-
-def check_scale_factor(length: Any) -> None:
-    """Raise ConfigError for a length that is not above 0: verl divides by it, also by a negative one."""
-    if length is not None and (not isinstance(length, int | float) or not length > 0):
-        raise ConfigError(Key.SCALE_FACTOR, f"it is {length!r}", "set a number above 0, or null")
+    yield from denominator_of_another(choice, VERL, mode, Key.AGG_MODE)
 
 
 def check_hint(found: Channels) -> None:

@@ -28,7 +28,7 @@ class Key:
     FUSED_KERNELS, EXTERNAL_LIB = f"{MODEL}.use_fused_kernels", f"{MODEL}.external_lib"
     ADAPTERS = (f"{MODEL}.lora_adapter_path", f"{MODEL}.lora.adapter_path")
     LORA = (f"{MODEL}.lora.rank", f"{MODEL}.lora_rank", *ADAPTERS)
-    USE_V1, TRAINER_OPTIONS, TRAINER_MODE = "trainer.use_v1", "trainer.v1", "trainer.v1.trainer_mode"
+    USE_V1, TRAINER_MODE = "trainer.use_v1", "trainer.v1.trainer_mode"
     PROJECT = "trainer.project_name"  # in every config that begins with verl's defaults
     TRAIN_FILES, DATASET_CLASS = "data.train_files", "data.custom_cls.path"
     DISTILLATION = "distillation.enabled"
@@ -64,9 +64,6 @@ UNAVAILABLE = {
     "replay_temperature": ("verl computes every log-probability at rollout.temperature", "remove it"),
 }
 SHOWS_LOGITS = ("fsdp", "fsdp2")  # engines that pass a loss function the logits of the whole vocabulary
-# Options of ACTOR and REF that cut each sequence into parts for so many ranks. The first is deprecated: verl
-# copies a value above 1 to the second, which its FSDP engine reads.
-ULYSSES = ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size")
 
 # By input of a policy loss, the field of verl's batch that verl passes to none of its registered functions.
 BATCH_INPUTS = {"ref_logprobs": "ref_log_prob", "rollout_logprobs": "rollout_log_probs"}

@@ -196,13 +196,8 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
         if not more.errors:
             yield from verl_options.different_in_the_workers(config, node, policy_loss, seen)
         yield from verl_options.undelivered(config, delivers=delivers)
-    yield from _distillation(run, channels)
-    yield from verl_options.reduction(of_tokens and of_tokens.choice, str(run.at(Key.AGG_MODE) or ""))
-    wrong = Findings()
-    with wrong.collected():
-        verl_options.check_scale_factor(run.at(Key.SCALE_FACTOR))
-    yield from wrong
     if of_tokens is not None:
+        yield from verl_options.reduction(of_tokens.choice, str(run.at(Key.AGG_MODE)))
         has_reference = upstream.needs_reference(run.tree)
         yield from verl_options.reference(
             of_tokens.choice, delivers=delivers, loaded=has_reference, kl=run.own_kl
@@ -294,21 +289,11 @@ def _old_policy(run: Run, policy: Choice, *, delivers: bool) -> Iterator[Finding
         yield Finding("info" if kept else "warning", key, problem, remedy)
 
 
-def _distillation(run: Run, channels: Channels | None) -> Iterator[Finding]:
-    """Yield an error where verl's distillation and a loss of ours cannot both train."""
-    if not run.at(Key.DISTILLATION):
-        return
-    if channels is not None and (channels.hint or channels.replay):
-        problem = "it is True, and verl's distillation sets its own loss where hint and replay set theirs"
-        yield Finding("error", Key.DISTILLATION, problem, f"set {Key.DISTILLATION}=False")
-    elif (is_ours(run.estimator) or is_ours(run.loss)) and run.at(Key.TASK_REWARDS) is False:
-        problem = f"it is {run.at(Key.TASK_REWARDS)!r}, and verl's distillation then sets the policy loss to "
-        problem += "0, so that neither the advantage nor the policy loss trains the model"
-        yield Finding("error", Key.TASK_REWARDS, problem, f"set it to True, or set {Key.DISTILLATION}=False")
-
-
 def _channel_conflicts(run: Run, channels: Channels) -> Iterator[Finding]:
     """Yield the options of verl with which composer_sync cannot deliver a channel."""
+    if (channels.hint or channels.replay) and run.at(Key.DISTILLATION):
+        problem = "it is True, and verl's distillation sets its own loss where hint and replay set theirs"
+        yield Finding("error", Key.DISTILLATION, problem, f"set {Key.DISTILLATION}=False")
     has_reference = upstream.needs_reference(run.tree) or upstream.has_adapter(run.tree)
     if channels.uses_reference and not has_reference:
         teacher = channels.hint is not None and channels.config.hint_teacher == "base"
@@ -316,9 +301,6 @@ def _channel_conflicts(run: Run, channels: Channels) -> Iterator[Finding]:
         remedy = f"set {Key.USE_KL_LOSS}=True, with {Key.KL_COEF}=0 if no KL is wanted"
         problem = f"{what} needs the reference policy, and this run has none"
         yield Finding("error", Key.USE_KL_LOSS, problem, remedy)
-    if (channels.hint or channels.replay) and run.at(Key.FILTER_GROUPS):
-        problem = "it is True, and verl then drops groups of equal rewards, which only hint and replay train"
-        yield Finding("warning", Key.FILTER_GROUPS, problem, f"set {Key.FILTER_GROUPS}=False")
     if channels.hint and not channels.hint_is_loss and run.loss == verl.MEAN_OVER_ROWS:
         problem = f"'advantage' gives each token its own advantage, and {run.loss!r} averages them"
         yield Finding("error", f"{NODE}.hint_estimator", problem, "set 'score', or name another loss_mode")
@@ -326,24 +308,17 @@ def _channel_conflicts(run: Run, channels: Channels) -> Iterator[Finding]:
         yield from _logit_conflicts(run)
     if channels.replay:
         yield from _replay_conflicts(run)
-    if run.at(options := f"{Key.TRAINER_OPTIONS}.{TRAINER}") is not None:
-        remedy = f"set those of {Key.TRAINER_OPTIONS}.sync"
-        yield Finding("error", options, "verl does not read these options", remedy)
 
 
 def _logit_conflicts(run: Run) -> Iterator[Finding]:
-    """Yield the options with which an engine does not pass its logits to the loss function."""
-    sets: list[tuple[str, tuple[Any, ...], str]]
-    sets = [(Key.FUSED_KERNELS, (False, None), "fused kernels never hold the logits of hint_divergence")]
-    for model in (Key.ACTOR, Key.REF):
-        why = "verl's engine then shows a loss function no logits"
-        sets.append((f"{model}.strategy", (*verl.SHOWS_LOGITS, None), why))
-        sets.append((f"{model}.fsdp_config.pad_to_length", (False, None), why))
-        why = "each rank then has only a part of every sequence"
-        sets += [(f"{model}.{name}", (1, 0, None), why) for name in verl.ULYSSES]
-    for key, sound, why in sets:
-        if (value := run.at(key)) not in sound:
-            yield Finding("error", key, f"it is {value!r}, and {why}", f"set it to {sound[0]!r}, {SAMPLED}")
+    """Yield the options with which an engine does not pass whole logits to the loss function."""
+    if run.at(Key.FUSED_KERNELS):
+        problem = "it is True, and fused kernels never hold the logits of hint_divergence"
+        yield Finding("error", Key.FUSED_KERNELS, problem, f"set it to False, {SAMPLED}")
+    for key in (f"{Key.ACTOR}.strategy", f"{Key.REF}.strategy"):
+        if (engine := run.at(key)) not in (*verl.SHOWS_LOGITS, None):
+            problem = f"it is {engine!r}, and verl's engine then shows a loss function no logits"
+            yield Finding("error", key, problem, f"set it to {verl.SHOWS_LOGITS[0]!r}, {SAMPLED}")
 
 
 def _replay_conflicts(run: Run) -> Iterator[Finding]:
