@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.verl_plugin.options import INPUTS, AskedOnce, check_scale_factor
+from composer_plugins.adapters.verl_plugin.options import INPUTS, AskedOnce
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.verl import (
     BY_GEOMETRIC_MEAN,
@@ -37,7 +37,7 @@ MASKED = "mask_frac_low"  # what a loss reports whose trust region masks tokens
 def policy_loss(name: str | None) -> PolicyLoss:
     """Return the loss mode `composer/<name>`; for None `composer`, which reads `composer.policy`."""
     options = AskedOnce("policy", name)
-    metrics: VerlMetrics | None = None  # of the choice that was parsed last
+    metrics: VerlMetrics  # of the choice that was parsed last
     health = Health(on=False)
     is_checked = False  # whether it has had a micro-batch with an unmasked token, whose values were checked
 
@@ -64,9 +64,7 @@ def policy_loss(name: str | None) -> PolicyLoss:
         mode: Any = FORCED_MODES.get(choice.name, loss_agg_mode)
         info = dict(getattr(config, "global_batch_info", None) or {})  # the counts of the whole batch
         if is_new:
-            metrics, is_checked, health = None, False, Health.of(composer, choice, "verl", mode)
-        if metrics is None:
-            check_scale_factor(info.get("loss_scale_factor"))
+            is_checked, health = False, Health.of(composer, choice, "verl", mode)
             metrics = VerlMetrics.of(choice)
         mask = boolean_mask("response_mask", response_mask, check=not is_checked)
         tensors = {"logprobs": log_prob, "old_logprobs": old_log_prob, "rollout_logprobs": old_log_prob}

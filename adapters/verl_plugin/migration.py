@@ -9,7 +9,7 @@ import yaml
 from composer_plugins.adapters.verl_plugin import options as verl_options
 from composer_plugins.adapters.verl_plugin import upstream
 from composer_plugins.adapters.verl_plugin.options import NODE, TARGET, TRAINER, WORKER_NODE, LossKind
-from composer_plugins.adapters.verl_plugin.sync_trainer.checks import NOT_OURS, Run, findings
+from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run, findings
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, Finding, error_of, unknown
 from composer_plugins.frameworks import verl
@@ -172,8 +172,8 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
         correction[Key.BYPASS] = True
     if correction:
         options |= {**correction, Key.ROLLOUT_LOGPROBS: True}
-    found = None if objective.no_policy or kl else verl_options.channels_of(_asked(node, "policy", None))
-    if found is not None and found.uses_reference:
+    asked = None if objective.no_policy or kl else _asked(node, "policy", None)
+    if asked is not None and verl_options.Channels(asked.config, asked.hint, asked.replay).uses_reference:
         options |= {Key.USE_KL_LOSS: True, Key.KL_COEF: 0.0}  # without it verl has no reference policy
     if objective.entropy:
         options[Key.ENTROPY] = objective.entropy
@@ -226,8 +226,8 @@ def _choice(
     None for an estimator that the catalogue does not have; a remark then says which.
     """
     given = upstream.moved(kind, at(table, VERL.tables[kind]) or {})
-    if kind == "policy" and is_ours(name) and not Run(table).names_our_loss:
-        raise error_of([NOT_OURS])
+    if kind == "policy" and (nameless := [*verl_options.unnamed(name, node)]):
+        raise error_of(nameless)
     if is_ours(name):
         return _asked(node, kind, loss_in(name), given).choice
     row = VERL.row_of(**{verl.CHOOSES[kind]: name})

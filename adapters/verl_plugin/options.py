@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from composer_plugins.adapters.verl_plugin import upstream
 from composer_plugins.config import ComposerConfig
-from composer_plugins.errors import ConfigError, Finding, Findings, enforce, log_info, unknown
+from composer_plugins.errors import ConfigError, Finding, Findings, enforce, log_info
 from composer_plugins.frameworks import verl
 from composer_plugins.frameworks.contract import NOTHING
 from composer_plugins.frameworks.verl import VERL, Key
@@ -22,12 +22,6 @@ from composer_plugins.objective.options import described, for_a_shell
 from composer_plugins.objective.rules import denominator_of_another
 
 LossKind = Literal["policy", "advantage"]
-KINDS: tuple[LossKind, ...] = ("policy", "advantage")
-# Where verl's config has the name of each, and in which of `upstream.REGISTRIES` verl looks it up.
-NAMES: dict[LossKind, tuple[str, str]] = {
-    "policy": (Key.LOSS_MODE, "losses"),
-    "advantage": (Key.ESTIMATOR, "estimators"),
-}
 NODE = "algorithm.composer"
 TRAINER = "composer_sync"
 # The copy of NODE that the actor's workers read, and what makes it.
@@ -92,29 +86,24 @@ def node_of(config: Any) -> dict[str, Any]:
     return {str(key): value for key, value in (node or {}).items()}
 
 
-def name_here(kind: LossKind, name: str) -> str | None:
-    """Return the row of a loss that has only verl's name for it, "vanilla"; None for every other name."""
-    return None if name in of_kind(losses(), kind) else VERL.row_of(**{verl.CHOOSES[kind]: name})
-
-
 def is_known(name: str, kind: Kind) -> bool:
     """Whether a registered name is ours and its loss exists."""
     named = registered.loss_in(name)
     return registered.is_ours(name) and (named is None or named in of_kind(losses(), kind))
 
 
-def check_names() -> None:
-    """Raise ConfigError where verl has another package's function under a name of ours.
+def check_name() -> None:
+    """Raise ConfigError where verl has another package's function under our name `composer`.
 
     verl replaces a policy loss that is registered a second time, and does not say so.
     """
-    for kind, (key, registry) in NAMES.items():
-        for name, function in upstream.registry(registry).items():
-            module = str(getattr(function, "__module__", None))
-            if module.partition(".")[0] != "composer_plugins" and is_known(name, kind):
-                place = f"{module}.{getattr(function, '__qualname__', function)}"
-                problem = f"{name!r} is {place} in verl's registry, and not the function of composer-plugins"
-                raise ConfigError(key, problem, "register that one under another name, or do not load it")
+    for key, registry in ((Key.LOSS_MODE, "losses"), (Key.ESTIMATOR, "estimators")):
+        function = upstream.registry(registry).get("composer")
+        module = str(getattr(function, "__module__", None))
+        if function is not None and module.partition(".")[0] != "composer_plugins":
+            place = f"{module}.{getattr(function, '__qualname__', function)}"
+            problem = f"'composer' is {place} in verl's registry, and not the function of composer-plugins"
+            raise ConfigError(key, problem, "register that one under another name, or do not load it")
 
 
 def asked(
@@ -132,21 +121,9 @@ def asked(
     """
     more = f" {WORKER_OVERRIDES}" if kind == "policy" and not node else ""
     write = for_a_shell(f"++{NODE}")  # hydra then takes it whether the key is there or not
-    wrong, ours = Findings(), dict(node)
-    for one in KINDS:
-        if (row := name_here(one, str(node.get(one)))) is not None:
-            problem, ours[one] = f"{ours[one]!r} is verl's own name", row
-            wrong.append(Finding("error", f"{table}.{one}", problem, f"set {row}, its name here"))
-    found, findings = ask(
-        VERL, ours, moved, kind=kind, name=name, at=table, write=lambda key, value: write(key, value) + more
+    return ask(
+        VERL, node, moved, kind=kind, name=name, at=table, write=lambda key, value: write(key, value) + more
     )
-    for need in found.choice.loss.needs if found is not None and kind == "advantage" else ():
-        if found is not None and need in verl.NOT_SUPPLIED:
-            why, remedy = verl.NOT_SUPPLIED[need]
-            problem = f"{found.choice.name!r} needs {need}, and {why}"
-            wrong.append(Finding("error", f"{table}.advantage", problem, remedy))
-    named = {one.key for one in wrong}
-    return found, Findings([*wrong, *(one for one in findings if one.key not in named)])
 
 
 def asked_in_a_run(
@@ -162,10 +139,8 @@ def asked_in_a_run(
     says once in each process which values train, and that verl's own options for them do not.
     """
     found, findings = asked(node, kind, name, moved)
-    if kind == "policy" and name is None and not node:
-        problem = "it is not set where the loss runs, so nothing says which loss 'composer' is"
-        remedy = f"set {NODE}.policy, and {WORKER_OVERRIDES}; or name composer/grpo, or another loss"
-        findings.append(Finding("error", WORKER_NODE, problem, remedy))
+    if kind == "policy":
+        findings += unnamed("composer" if name is None else name, node)
     findings.refuse()
     assert found is not None
     choice = found.choice
@@ -176,20 +151,30 @@ def asked_in_a_run(
     return found
 
 
+def unnamed(loss: str, seen: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield an error where the table of the actor's workers, `seen`, does not say which loss `composer` is.
+
+    Another package may have that name too.
+    """
+    if loss == "composer" and not seen:
+        problem = "it is not set where the loss runs, so nothing says which loss 'composer' is"
+        remedy = f"set {NODE}.policy, and {WORKER_OVERRIDES}; or name composer/grpo, or another loss"
+        yield Finding("error", WORKER_NODE, problem, remedy)
+
+
 def different_in_the_workers(
     config: ComposerConfig, node: Mapping[str, Any], policy_loss: Mapping[str, Any], seen: Mapping[str, Any]
 ) -> Iterator[Finding]:
-    """Yield options of the policy that have another value in the actor's workers, where our loss runs.
+    """Yield what our policy loss does not get as the driver has it, in the actor's workers.
 
     `node` has the driver's options, which `config` is made of, and `seen` those of the workers, which are
     the entry `composer` of verl's table `policy_loss`.
     """
-    loss, target = str(policy_loss.get("loss_mode")), policy_loss.get("_target_")
+    loss = str(policy_loss.get("loss_mode"))
     if not registered.is_ours(loss):
         return
-    if policy_loss.get("composer") is not None and target != TARGET:
-        problem = f"{target} does not take the option composer, so verl raises a TypeError"
-        yield Finding("error", Key.LOSS_TARGET, problem, f"set it to {TARGET}")
+    if nameless := [*unnamed(loss, seen)]:
+        yield from nameless
         return
     named = registered.loss_in(loss)
     theirs = ({"policy": named} if named else {}) | dict(seen)
@@ -223,7 +208,6 @@ class AskedOnce:
         workers = upstream.beside(config, Key.POLICY_LOSS) if of_driver else None
         state = mode, values_of(config), workers and values_of(workers)
         if is_new := self.asked is None or self.state != state:
-            check_names()
             node, moved = node_of(table), upstream.moved(self.kind, config)
             self.asked = asked_in_a_run(node, self.kind, self.name, mode, moved)
             if workers is not None:
@@ -253,20 +237,12 @@ def values_of(config: Any) -> Any:
     return values
 
 
-def channels_of(found: Asked) -> Channels:
-    """Return the channels that have a weight."""
-    return Channels(found.config, found.hint, found.replay)
-
-
 def channels_of_node(node: Mapping[str, Any]) -> Channels:
     """Return the channels as composer_sync delivers them."""
     found, findings = asked(node, "policy", None)
-    if found is not None:
-        with findings.collected():
-            check_hint(channels_of(found))
     findings.refuse()
     assert found is not None
-    return channels_of(found)
+    return delivered(found)
 
 
 def undelivered(config: ComposerConfig, *, delivers: bool) -> Iterator[Finding]:
@@ -312,56 +288,27 @@ def reference(choice: Choice, *, delivers: bool, loaded: bool = False, kl: str =
         yield Finding("warning", kl, problem, f"set {kl}=0, or leave the KL out of the loss")
 
 
-def check_its_result(choice: Choice) -> None:
-    """Raise ConfigError where a user's own loss returns no loss, by a call on tiny tensors.
-
-    A loss that fails on these for a reason of its own is left to `composer-plugins check`.
-    """
-    import torch
-
-    from composer_plugins.losses.calling import call
-
-    ones = torch.ones(2, 3)
-    logprobs = dict.fromkeys(("logprobs", "old_logprobs", *verl.BATCH_INPUTS), -ones)
-    tensors = {**logprobs, "logprobs": (-ones).requires_grad_(), "advantages": ones, "mask": ones.bool()}
-    tensors |= {"rewards": ones[:, 0], "group_ids": torch.zeros(2).long(), "lengths": ones.sum(-1).long()}
-    try:
-        call(choice, tensors | {"token_rewards": ones})
-    except ConfigError:
-        raise
-    except Exception:
-        return
-
-
-def reduction(choice: Choice | None, mode: str) -> Iterator[Finding]:
-    """Yield an unknown loss_agg_mode, and a warning where it is not the reduction that belongs to the loss.
+def reduction(choice: Choice, mode: str) -> Iterator[Finding]:
+    """Yield a warning where loss_agg_mode is not the reduction that belongs to the loss.
 
     One that verl itself gives a fixed reduction keeps it, and the other terms of the loss follow
-    loss_agg_mode. `choice` is None where no loss of ours runs.
+    loss_agg_mode. An unknown mode is left to verl.
     """
-    if mode and mode not in verl.MODES:
-        yield Finding.from_error(unknown(Key.AGG_MODE, mode, verl.MODES, noun="mode"))
-    if choice is None or mode not in ("", *verl.MODES):
+    if mode not in verl.MODES:
         return
-    if (forced := verl.FORCED_MODES.get(choice.name)) and mode not in ("", verl.DEFAULT_MODE, forced):
+    if (forced := verl.FORCED_MODES.get(choice.name)) and mode not in (verl.DEFAULT_MODE, forced):
         problem = f"it is {mode!r}, and {choice.name!r} is always reduced by {forced!r}, as in verl"
         remedy = f"set it to {forced!r}, or leave it if it is meant for the other terms of the loss"
         yield Finding("warning", Key.AGG_MODE, problem, remedy)
-    if mode:
-        yield from denominator_of_another(choice, VERL, mode, Key.AGG_MODE)
+    yield from denominator_of_another(choice, VERL, mode, Key.AGG_MODE)
 
 
-def check_scale_factor(length: Any) -> None:
-    """Raise ConfigError for a length that is not above 0: verl divides by it, also by a negative one."""
-    if length is not None and (not isinstance(length, int | float) or not length > 0):
-        raise ConfigError(Key.SCALE_FACTOR, f"it is {length!r}", "set a number above 0, or null")
-
-
-def check_hint(found: Channels) -> None:
-    """Raise ConfigError for a hint that composer_sync cannot deliver."""
-    config, hint = found.config, found.hint
+def delivered(asked: Asked) -> Channels:
+    """Return the channels that have a weight. ConfigError for a hint that composer_sync cannot deliver."""
+    config, hint = asked.config, asked.hint
+    found = Channels(config, hint, asked.replay)
     if hint is None:
-        return
+        return found
     if config.hint_teacher == "ema":
         problem = "'ema' is not available here, because verl keeps no average of the policy's weights"
         remedy = "set base (the reference policy) or live (the policy itself)"
@@ -384,3 +331,4 @@ def check_hint(found: Channels) -> None:
     elif config.hint_top_k is not None:
         what = repr(hint.name) if found.hint_is_loss else "hint_estimator='advantage'"
         raise ConfigError("hint_top_k", f"{what} uses the sampled token alone", "remove it")
+    return found

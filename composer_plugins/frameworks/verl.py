@@ -28,7 +28,7 @@ class Key:
     FUSED_KERNELS, EXTERNAL_LIB = f"{MODEL}.use_fused_kernels", f"{MODEL}.external_lib"
     ADAPTERS = (f"{MODEL}.lora_adapter_path", f"{MODEL}.lora.adapter_path")
     LORA = (f"{MODEL}.lora.rank", f"{MODEL}.lora_rank", *ADAPTERS)
-    USE_V1, TRAINER_OPTIONS, TRAINER_MODE = "trainer.use_v1", "trainer.v1", "trainer.v1.trainer_mode"
+    USE_V1, TRAINER_MODE = "trainer.use_v1", "trainer.v1.trainer_mode"
     PROJECT = "trainer.project_name"  # in every config that begins with verl's defaults
     TRAIN_FILES, DATASET_CLASS = "data.train_files", "data.custom_cls.path"
     DISTILLATION = "distillation.enabled"
@@ -44,18 +44,6 @@ BY_GEOMETRIC_MEAN = ("gmpo@verl",)  # weighs a row by the geometric mean of its 
 CLIPPED_BY_SIGN, NEVER_CLIPPED = ("gmpo",), ("sapo",)
 TOKEN_BASELINES = ("optimal_token_baseline", "tir_optimal_token_baseline")
 NEED_MORE = ("gae", "remax", "gdpo", *TOKEN_BASELINES)  # estimators whose inputs verl gives to its own only
-# Inputs of an estimator that verl's trainers compute for an estimator of their own only, and what to set.
-NOT_SUPPLIED = {
-    "baselines": (
-        "verl samples the greedy baselines for its own estimator 'remax' only, in the legacy trainer",
-        f"set {Key.ESTIMATOR}=remax {Key.USE_V1}=False, or {Key.ESTIMATOR}=composer/rloo",
-    ),
-    "sum_pi_squared": (
-        "verl gives it, and log-probabilities, to its own estimators of this name only",
-        f"set {Key.ESTIMATOR}=optimal_token_baseline (with tools tir_optimal_token_baseline) and "
-        f"{Key.ACTOR}.calculate_sum_pi_squared=True",
-    ),
-}
 _CORRECTED = "verl corrects for the rollout engine itself", "remove it, and set algorithm.rollout_correction"
 UNAVAILABLE = {
     "old_policy": ("verl keeps old_log_probs itself", "remove it"),
@@ -64,9 +52,6 @@ UNAVAILABLE = {
     "replay_temperature": ("verl computes every log-probability at rollout.temperature", "remove it"),
 }
 SHOWS_LOGITS = ("fsdp", "fsdp2")  # engines that pass a loss function the logits of the whole vocabulary
-# Options of ACTOR and REF that cut each sequence into parts for so many ranks. The first is deprecated: verl
-# copies a value above 1 to the second, which its FSDP engine reads.
-ULYSSES = ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size")
 
 # By input of a policy loss, the field of verl's batch that verl passes to none of its registered functions.
 BATCH_INPUTS = {"ref_logprobs": "ref_log_prob", "rollout_logprobs": "rollout_log_probs"}

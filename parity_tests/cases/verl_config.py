@@ -20,7 +20,6 @@ ACTOR, NODE, CORRECTION = "actor_rollout_ref.actor", "algorithm.composer", "algo
 ESTIMATOR, LOSS, MODE = "algorithm.adv_estimator", f"{ACTOR}.policy_loss", "trainer.v1.trainer_mode"
 LOSS_MODE, AGG, BYPASS = f"{LOSS}.loss_mode", f"{ACTOR}.loss_agg_mode", f"{CORRECTION}.bypass_mode"
 ROLLOUT, GROUP_SIZE = "actor_rollout_ref.rollout.calculate_log_probs", "actor_rollout_ref.rollout.n"
-DISTILLATION, DISTILLED = "distillation.enabled", "distillation.distillation_loss"
 FUSED, V1 = "actor_rollout_ref.model.use_fused_kernels", "trainer.use_v1"
 
 DEFAULTS: Changes = {  # verl 0.9.1's, as far as they are looked at
@@ -33,8 +32,6 @@ DEFAULTS: Changes = {  # verl 0.9.1's, as far as they are looked at
     f"{ACTOR}.strategy": "fsdp",
     f"{ACTOR}.shuffle": False,
     AGG: "token-mean",
-    f"{ACTOR}.ulysses_sequence_parallel_size": 1,
-    f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 1,
     "actor_rollout_ref.model.external_lib": None,
     FUSED: False,
     ROLLOUT: True,
@@ -42,12 +39,7 @@ DEFAULTS: Changes = {  # verl 0.9.1's, as far as they are looked at
     V1: True,
     MODE: "sync",
     "data.train_files": "train.parquet",
-    "data.custom_cls.path": None,
-    DISTILLATION: False,
-    f"{DISTILLED}.use_task_rewards": True,
-    f"{DISTILLED}.use_policy_gradient": False,
-    f"{DISTILLED}.policy_loss_mode": "vanilla",
-    "ray_kwargs.ray_init.runtime_env.py_executable": None,
+    "distillation.enabled": False,
 }
 
 # What the probe answers, of an environment in which all is well.
@@ -59,7 +51,6 @@ FACTS: dict[str, Any] = {
     "composition": "",
     "estimators": ["composer", "composer/reinforce_pp_baseline", "composer/rloo", "gae", "grpo", "rloo"],
     "losses": ["composer", *OUR_LOSSES, "geo_mean", "vanilla"],
-    "trainers": ["colocate_async", TRAINER, "separate_async", "sync"],
 }
 
 
@@ -97,8 +88,7 @@ def options_of(table: str) -> Callable[..., Changes]:
     return lambda **options: {f"{table}.{name}": value for name, value in options.items()}
 
 
-actor, loss, algorithm, node = map(options_of, (ACTOR, LOSS, "algorithm", NODE))
-correction, distilled, groups = map(options_of, (CORRECTION, DISTILLED, "algorithm.filter_groups"))
+actor, loss, algorithm, node, correction = map(options_of, (ACTOR, LOSS, "algorithm", NODE, CORRECTION))
 
 
 def workers(**options: Any) -> Changes:
@@ -129,8 +119,6 @@ CISPO, DAPO, DPPO, GEO_MEAN = (
     {LOSS_MODE: name} for name in ("composer/cispo", "composer/dapo", "composer/dppo_tv", "geo_mean")
 )
 BYPASSED = SYNC | FROZEN | {BYPASS: True}
-DISTILS = SYNC | {DISTILLATION: True}
-DROPS = groups(enable=True, metric="reward")
 LEGACY: Changes = {V1: False}
 
 
@@ -142,11 +130,6 @@ def scaled(adv_tau: float, hint_estimator: str = "advantage") -> dict[str, Any]:
 
 def of_entropies(logprobs: Any, entropies: Any, mask: Any) -> Any:
     """A loss that asks for an input that verl does not provide."""
-
-
-def of_tensor(logprobs: Any, advantages: Any, mask: Any) -> Any:
-    """A policy loss that returns a tensor, and no loss with its metrics."""
-    return -logprobs * advantages
 
 
 def of_gold_nll(chosen: Any, rejected: Any, gold_nll: Any) -> Any:
@@ -170,7 +153,6 @@ OF_LOGITS, OF_ROLLOUTS = f"{__name__}:of_logits", f"{__name__}:of_rollouts"
 MISTAKES: dict[str, Changes] = {
     "an unknown estimator": {ESTIMATOR: "composer/rlo"},
     "an unknown loss": {LOSS_MODE: "composer/cipso"},
-    "an unknown trainer": OURS | {MODE: "snc"},
     "one rollout of each prompt": OURS | {GROUP_SIZE: 1},
     "a reduction that gmpo@verl does not have": OURS | both(policy="gmpo@verl") | {AGG: "token-sum"},
     "a hint in the advantages that verl's own loss averages": (
@@ -181,13 +163,9 @@ MISTAKES: dict[str, Changes] = {
     "a policy in the workers beside verl's loss": (
         OURS | loss(_target_=TARGET, composer={"policy": "cispo"})
     ),
-    "a dialect in a registered name": {ESTIMATOR: "composer/grpo@verl"},
-    "an import path in place of a registered name": OURS | {LOSS_MODE: "my.losses:mine"},
-    "a length that is not above 0": SYNC | {AGG: "seq-mean-token-sum-norm"} | actor(loss_scale_factor=-1),
     "an unknown option": OURS | node(hint_wieght=0.1),
     "an option of the wrong type": OURS | node(hint_weight="0.1"),
     "an unknown advantage": OURS | node(advantage="grop"),
-    "an advantage whose baselines verl does not compute": OURS | node(advantage="remax@verl"),
     "an advantage whose components verl does not pass": OURS | node(advantage="gdpo"),
     "a critic": OURS | {"critic.enable": True},
     "two advantages": {ESTIMATOR: "composer/rloo"} | node(advantage="grpo"),
@@ -196,11 +174,7 @@ MISTAKES: dict[str, Changes] = {
     ),
     "verl's name of a parameter": OURS | PAPERS | both(policy_params={"clip_ratio_c": 3.0}),
     "a parameter among the options": OURS | PAPERS | both(clip_ratio_high=0.28),
-    "an unknown reduction": OURS | DAPO | {AGG: "token_mean"},
     "a lambda of GAE": OURS | algorithm(lam=0.9),
-    "verl's name of a loss of ours": {LOSS_MODE: "composer/vanilla"},
-    "verl's name of an advantage of ours": {ESTIMATOR: "composer/grpo_passk"},
-    "verl's name of a loss as an option": OURS | node(policy="geo_mean"),
     "what verl does itself": OURS | node(rollout_correction="tis"),
     "no table": OURS | {NODE: 3},
     "options that nothing reads": GRPO | node(advantage="rloo"),
@@ -210,12 +184,10 @@ MISTAKES: dict[str, Changes] = {
     "the policy's weight beside verl's loss": REPLAY | node(policy_weight=0.0),
     "a policy that the workers do not see": OURS | COMPOSER | node(policy="cispo"),
     "another policy in the workers": SAMPLED | workers(policy="grpo") | PAPERS | node(policy="cispo"),
-    "a node without its target": OURS | loss(loss_mode="composer", composer={"policy": "cispo"}),
     "an unknown policy in the workers' node": OURS | workers(policy="cipso"),
     "a misspelt option in the workers' node": OURS | workers(polisy="grpo"),
     "a loss over the whole batch": OURS | workers(policy="clip_cov"),
     "an input that verl does not have": OURS | workers(policy=OF_ENTROPIES),
-    "a loss that returns a bare tensor": OURS | both(policy=f"{__name__}:of_tensor"),
     "a reduction that is not the paper's": {LOSS_MODE: "composer/grpo"},
     "a hint in the advantages that adv_tau scales": BYPASSED | both(policy="ipo", **scaled(0.5)),
     "an adv_tau of 0 and a hint in the advantages": BYPASSED | both(policy="ipo", **scaled(0.0)),
@@ -244,22 +216,13 @@ MISTAKES: dict[str, Changes] = {
     "a hint's reference": HINT | NO_REFERENCE,
     "logits of fused kernels": HINT | {FUSED: True},
     **{
-        f"logits that {model.rpartition('.')[2]}.{key} leaves out": HINT | {f"{model}.{key}": value}
-        for model in (ACTOR, "actor_rollout_ref.ref")
-        for key, value in (
-            ("ulysses_sequence_parallel_size", 2),
-            ("fsdp_config.ulysses_sequence_parallel_size", 2),
-            ("strategy", "megatron"),
-            ("fsdp_config.pad_to_length", True),
-        )
+        f"logits that {model}.strategy leaves out": HINT | {f"actor_rollout_ref.{model}.strategy": "megatron"}
+        for model in ("actor", "ref")
     },
-    "dropped groups that only the hint trains": SAMPLED | DROPS,
     "shuffled pairs": REPLAY | actor(shuffle=True),
     "a mean over replayed rows": REPLAY | GEO_MEAN,
     "a width that replayed rows change": REPLAY | {AGG: "seq-mean-token-sum-norm"},
-    "options of a trainer that verl does not read": SYNC | {f"trainer.v1.{TRAINER}.parameter_sync_step": 2},
-    "two distillations": HINT | {DISTILLATION: True} | distilled(use_task_rewards=False),
-    "a distillation without the task's rewards": DISTILS | distilled(use_task_rewards=False),
+    "two distillations": HINT | {"distillation.enabled": True},
     "DPPO around the trainer's policy": DPPO,
     "DPPO without the engine's log-probabilities": DPPO | {ROLLOUT: False},
 }
@@ -311,11 +274,6 @@ SOUND: dict[str, Changes] = {
         | algorithm(norm_adv_by_std_in_grpo=False)
         | {AGG: "seq-mean-token-sum-norm"}
         | actor(loss_scale_factor=1024)
-    ),
-    "verl's distillation beside the task's rewards": DISTILS,
-    "options of a distillation that is off": (OURS | distilled(use_task_rewards=False)),
-    "sequence parallelism beside a hint of sampled tokens": (
-        SAMPLED | {f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 2}
     ),
     "a loss of sequences beside equal advantages": (
         OURS | both(policy="gspo", advantage="reinforce_pp") | PAPERS

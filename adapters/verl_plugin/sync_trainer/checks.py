@@ -13,7 +13,6 @@ from composer_plugins.adapters.verl_plugin.options import (
     NODE,
     POLICY_OPTIONS,
     SAMPLED,
-    TARGET,
     TRAINER,
     WORKER_NODE,
     Channels,
@@ -27,16 +26,6 @@ from composer_plugins.losses.choosing import Choice, with_plugin_problems
 from composer_plugins.losses.registry import registry
 from composer_plugins.objective.asking import Asked
 from composer_plugins.objective.registered import is_ours, loss_in
-
-LISTED = "composer-plugins list --framework verl shows ours"
-SET_LENGTH = "set it, to data.max_response_length for example"
-NOT_OURS = Finding(
-    "warning",
-    Key.LOSS_MODE,
-    "it is 'composer', a name that another package may have too, and none of "
-    f"{NODE}, {Key.LOSS_TARGET} and {Key.ESTIMATOR} says that it is ours, so the loss is not known",
-    "for ours, write composer/grpo, or composer/ and the name of another loss",
-)
 
 
 class Run(NamedTuple):
@@ -59,27 +48,14 @@ class Run(NamedTuple):
         return str(self.at(Key.LOSS_MODE))
 
     @property
-    def names_our_loss(self) -> bool:
-        """Whether the policy loss is ours; another package may have the name `composer` too."""
-        if self.loss != "composer":
-            return is_ours(self.loss)
-        names_us = is_ours(self.estimator) or self.at(Key.TRAINER_MODE) == TRAINER
-        return names_us or self.at(NODE) is not None or self.at(Key.LOSS_TARGET) == TARGET
-
-    @property
     def trainer(self) -> str:
         """The v1 trainer's registered name; "" where verl's legacy trainer runs, as always before 0.9."""
         return str(self.at(Key.TRAINER_MODE)) if self.at(Key.USE_V1) else ""
 
     @property
-    def names_trainer(self) -> bool:
-        """Whether the config names a v1 trainer other than verl's default."""
-        return self.trainer not in ("", upstream.DEFAULT_TRAINER)
-
-    @property
     def inputs(self) -> list[str]:
         """The inputs that composer_sync passes to the policy loss of this config, a sound one."""
-        if not self.names_our_loss:
+        if not is_ours(self.loss):
             return []
         asked, _ = verl_options.asked(self.node(WORKER_NODE), "policy", loss_in(self.loss))
         found = verl_options.from_batch(asked.choice) if asked is not None else []
@@ -112,44 +88,30 @@ def findings(run: Run, known: Mapping[str, Collection[str]]) -> list[Finding]:
         for finding in _findings(run, known):
             if finding not in found:  # the driver's options and the workers' are often the same
                 found.append(finding)
-    except (AttributeError, TypeError, ValueError) as error:  # a list where a number is compared
-        problem = f"a value has the wrong type, and what follows was not examined: {in_a_line(error)}"
+    except Exception as error:  # a list where a number is compared, a plugin's loss that does not import
+        problem = f"what follows was not examined: {in_a_line(error)}"
         found.append(Finding("error", "actor_rollout_ref", problem, "correct it"))
     return found
 
 
-def examined(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the names in verl's registries, and the findings in a config."""
-    run = Run(config)
-    known: dict[str, Any] = upstream.registries(trainers=run.names_trainer)
-    wrong = Findings()
-    if known["losses"]:
-        with wrong.collected():
-            verl_options.check_names()
-    return known | {"findings": [*wrong, *findings(run, known)]}
-
-
 def diagnosed(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the doctor's facts: what `examined` returns, what verl refuses, why composer_sync fails to load.
+    """Return the doctor's facts: the names in verl's registries, findings, why composer_sync fails to load.
 
-    composer_sync is loaded only where the config names a trainer, or where there is none.
+    composer_sync is loaded only where the config names it, or where there is no config.
     """
-    failure = upstream.trainer_failure() if config is None or Run(config).names_trainer else ""
-    if config is None:
-        return upstream.registries() | {"failure": failure, "findings": []}
-    facts = examined(config)
-    if error := upstream.validation_error(config):
+    known = upstream.registries()
+    found = list[Finding]() if config is None else findings(Run(config), known)
+    if config is not None and (error := upstream.validation_error(config)):
         problem = f"verl's validate_config raises {error.rstrip('.')}, and so does main_ppo"
-        facts["findings"].append(Finding("error", "main_ppo", problem, "correct it"))
-    return facts | {"failure": failure}
+        found.append(Finding("error", "main_ppo", problem, "correct it"))
+    failure = upstream.trainer_failure() if config is None or Run(config).trainer == TRAINER else ""
+    return {**known, "findings": found, "failure": failure}
 
 
 def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Finding]:
     yield from _unknown_names(run, known)
-    # Where the trainer's name is unknown, the channels are examined all the same.
-    is_unknown = bool(run.trainer and known["trainers"]) and run.trainer not in known["trainers"]
-    delivers = run.trainer == TRAINER or is_unknown
-    if not (delivers or is_ours(run.estimator) or run.names_our_loss):
+    delivers = run.trainer == TRAINER
+    if not (delivers or is_ours(run.estimator) or is_ours(run.loss)):
         yield _nothing_of_ours(run)
         return
     for key in (NODE, WORKER_NODE):
@@ -163,28 +125,20 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
             return None
         key = NODE if table in ({}, node) else WORKER_NODE
         moved = upstream.moved(kind, run.at(VERL.tables[kind]))
-        asked = None
-        try:
-            asked, more = verl_options.asked(table, kind, loss_in(registered), moved, key)
-            found.extend(more)
-            with found.collected(key):
-                if asked is not None and asked.choice.is_third_party:
-                    verl_options.check_its_result(asked.choice)
-        except Exception as error:  # a plugin's loss that does not import
-            remedy = "correct or remove the loss that is named"
-            found.append(Finding("error", key, in_a_line(error), remedy))
+        asked, more = verl_options.asked(table, kind, loss_in(registered), moved, key)
+        found.extend(more)
         return asked
 
     chosen(node, "advantage", run.estimator)
-    of_tokens = chosen(seen, "policy", run.loss)
+    nameless = any(verl_options.unnamed(run.loss, seen))
+    of_tokens = None if nameless else chosen(seen, "policy", run.loss)
     named = loss_in(run.loss) if verl_options.is_known(run.loss, "policy") else None
     whole, more = verl_options.asked(node, "policy", named)
     found += more
     config, channels = whole and whole.config, None
     if whole is not None and delivers and not more.errors:
         with found.collected(NODE):
-            verl_options.check_hint(verl_options.channels_of(whole))
-            channels = verl_options.channels_of(whole)
+            channels = verl_options.delivered(whole)
     yield from found
     if is_ours(run.estimator) and run.at(Key.CRITIC):
         problem = f"it is True, and {run.estimator!r} has no returns for a critic to learn"
@@ -196,13 +150,8 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
         if not more.errors:
             yield from verl_options.different_in_the_workers(config, node, policy_loss, seen)
         yield from verl_options.undelivered(config, delivers=delivers)
-    yield from _distillation(run, channels)
-    yield from verl_options.reduction(of_tokens and of_tokens.choice, str(run.at(Key.AGG_MODE) or ""))
-    wrong = Findings()
-    with wrong.collected():
-        verl_options.check_scale_factor(run.at(Key.SCALE_FACTOR))
-    yield from wrong
     if of_tokens is not None:
+        yield from verl_options.reduction(of_tokens.choice, str(run.at(Key.AGG_MODE)))
         has_reference = upstream.needs_reference(run.tree)
         yield from verl_options.reference(
             of_tokens.choice, delivers=delivers, loaded=has_reference, kl=run.own_kl
@@ -212,41 +161,22 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
         yield from _channel_conflicts(run, channels)
 
 
-def _unknown_names(run: Run, registered: Mapping[str, Collection[str]]) -> Iterator[Finding]:
-    """Yield the names that verl does not know; verl itself notices them only after the first rollout."""
-    for key, noun, name, known in (
-        (Key.ESTIMATOR, "advantage estimator", run.estimator, registered["estimators"]),
-        (Key.LOSS_MODE, "policy loss", run.loss, registered["losses"]),
-        (Key.TRAINER_MODE, "trainer", run.trainer, registered["trainers"]),
+def _unknown_names(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Finding]:
+    """Yield the names of ours that verl does not know; verl notices them only after the first rollout."""
+    for key, noun, name, kind in (
+        (Key.ESTIMATOR, "advantage estimator", run.estimator, "estimators"),
+        (Key.LOSS_MODE, "policy loss", run.loss, "losses"),
     ):
         # If none of our names is registered, the doctor reports that once, as a finding of the environment.
-        absent = key != Key.TRAINER_MODE and is_ours(name) and not any(map(is_ours, known))
-        if not known or not name or name in known or absent:
-            continue
-        option: LossKind = "advantage" if key == Key.ESTIMATOR else "policy"
-        bare = name.removeprefix("composer/")
-        here = None if key == Key.TRAINER_MODE else verl_options.name_here(option, bare)
-        if here is not None:
-            problem = f"verl has no {noun} {name!r}: {bare!r} is verl's own name"
-            remedy = f"set {key}=composer, and {NODE}.{option}={here}, its name here"
-            yield Finding("error", key, problem, remedy)
-        elif key != Key.TRAINER_MODE and ("@" in name or ":" in name):  # of algorithm.composer's options
-            problem = f"verl has no {noun} {name!r}: its name has neither a dialect nor an import path"
-            remedy = f"set {key}=composer, and {NODE}.{option}={bare}"
-            yield Finding("error", key, problem, remedy)
-        elif name != TRAINER:
-            error = unknown(key, name, known, noun=noun, more=LISTED)
-            yield Finding.from_error(with_plugin_problems(error, bare, registry()))
-        elif any(map(is_ours, registered["estimators"])):
-            problem = f"the plugin has registered its losses, and no trainer {TRAINER!r}"
-            remedy = f'see python -W default -c "import verl": {TRAINER} needs verl 0.9 and verl[verl-core]'
-            yield Finding("error", key, problem, remedy)
+        ours = [one for one in known[kind] if is_ours(one)]
+        if ours and is_ours(name) and name not in ours:
+            more = "composer-plugins list --framework verl shows ours"
+            error = unknown(key, name, ours, noun=noun, more=more)
+            yield Finding.from_error(with_plugin_problems(error, name.removeprefix("composer/"), registry()))
 
 
 def _nothing_of_ours(run: Run) -> Finding:
     """Return the finding for a config in which no estimator, loss or trainer of this package runs."""
-    if is_ours(run.loss):
-        return NOT_OURS
     names = f"{Key.ESTIMATOR} is {run.estimator!r}, {Key.LOSS_MODE} is {run.loss!r}"
     choose = f"set {Key.ESTIMATOR}=composer, {Key.LOSS_MODE}=composer, or both"
     if run.node(NODE):
@@ -286,28 +216,19 @@ def _old_policy(run: Run, policy: Choice, *, delivers: bool) -> Iterator[Finding
     elif "rollout_logprobs" in policy.loss.needs and not run.at(Key.BYPASS):
         problem = f"{policy.name!r} compares with the rollout policy, and verl's old_log_probs are the "
         problem += "trainer's own recomputation"
-        remedy = f"set {Key.BYPASS}=True {Key.ROLLOUT_LOGPROBS}=True, which makes them the rollout engine's"
+        key, kept = Key.BYPASS, run.at(Key.ROLLOUT_LOGPROBS)
+        remedy = f"set {key}=True {Key.ROLLOUT_LOGPROBS}=True, which makes them the rollout engine's"
         if from_batch:
-            remedy = f"set {Key.ROLLOUT_LOGPROBS}=True, with which the loss gets the rollout engine's too"
-        kept = run.at(Key.ROLLOUT_LOGPROBS)
-        yield Finding("info" if kept else "warning", Key.BYPASS, problem, remedy)
-
-
-def _distillation(run: Run, channels: Channels | None) -> Iterator[Finding]:
-    """Yield an error where verl's distillation and a loss of ours cannot both train."""
-    if not run.at(Key.DISTILLATION):
-        return
-    if channels is not None and (channels.hint or channels.replay):
-        problem = "it is True, and verl's distillation sets its own loss where hint and replay set theirs"
-        yield Finding("error", Key.DISTILLATION, problem, f"set {Key.DISTILLATION}=False")
-    elif (is_ours(run.estimator) or is_ours(run.loss)) and run.at(Key.TASK_REWARDS) is False:
-        problem = f"it is {run.at(Key.TASK_REWARDS)!r}, and verl's distillation then sets the policy loss to "
-        problem += "0, so that neither the advantage nor the policy loss trains the model"
-        yield Finding("error", Key.TASK_REWARDS, problem, f"set it to True, or set {Key.DISTILLATION}=False")
+            key = Key.ROLLOUT_LOGPROBS
+            remedy = f"set {key}=True, with which the loss gets the rollout engine's too"
+        yield Finding("info" if kept else "warning", key, problem, remedy)
 
 
 def _channel_conflicts(run: Run, channels: Channels) -> Iterator[Finding]:
     """Yield the options of verl with which composer_sync cannot deliver a channel."""
+    if (channels.hint or channels.replay) and run.at(Key.DISTILLATION):
+        problem = "it is True, and verl's distillation sets its own loss where hint and replay set theirs"
+        yield Finding("error", Key.DISTILLATION, problem, f"set {Key.DISTILLATION}=False")
     has_reference = upstream.needs_reference(run.tree) or upstream.has_adapter(run.tree)
     if channels.uses_reference and not has_reference:
         teacher = channels.hint is not None and channels.config.hint_teacher == "base"
@@ -315,9 +236,6 @@ def _channel_conflicts(run: Run, channels: Channels) -> Iterator[Finding]:
         remedy = f"set {Key.USE_KL_LOSS}=True, with {Key.KL_COEF}=0 if no KL is wanted"
         problem = f"{what} needs the reference policy, and this run has none"
         yield Finding("error", Key.USE_KL_LOSS, problem, remedy)
-    if (channels.hint or channels.replay) and run.at(Key.FILTER_GROUPS):
-        problem = "it is True, and verl then drops groups of equal rewards, which only hint and replay train"
-        yield Finding("warning", Key.FILTER_GROUPS, problem, f"set {Key.FILTER_GROUPS}=False")
     if channels.hint and not channels.hint_is_loss and run.loss == verl.MEAN_OVER_ROWS:
         problem = f"'advantage' gives each token its own advantage, and {run.loss!r} averages them"
         yield Finding("error", f"{NODE}.hint_estimator", problem, "set 'score', or name another loss_mode")
@@ -325,24 +243,17 @@ def _channel_conflicts(run: Run, channels: Channels) -> Iterator[Finding]:
         yield from _logit_conflicts(run)
     if channels.replay:
         yield from _replay_conflicts(run)
-    if run.at(options := f"{Key.TRAINER_OPTIONS}.{TRAINER}") is not None:
-        remedy = f"set those of {Key.TRAINER_OPTIONS}.sync"
-        yield Finding("error", options, "verl does not read these options", remedy)
 
 
 def _logit_conflicts(run: Run) -> Iterator[Finding]:
-    """Yield the options with which an engine does not pass its logits to the loss function."""
-    sets: list[tuple[str, tuple[Any, ...], str]]
-    sets = [(Key.FUSED_KERNELS, (False, None), "fused kernels never hold the logits of hint_divergence")]
-    for model in (Key.ACTOR, Key.REF):
-        why = "verl's engine then shows a loss function no logits"
-        sets.append((f"{model}.strategy", (*verl.SHOWS_LOGITS, None), why))
-        sets.append((f"{model}.fsdp_config.pad_to_length", (False, None), why))
-        why = "each rank then has only a part of every sequence"
-        sets += [(f"{model}.{name}", (1, 0, None), why) for name in verl.ULYSSES]
-    for key, sound, why in sets:
-        if (value := run.at(key)) not in sound:
-            yield Finding("error", key, f"it is {value!r}, and {why}", f"set it to {sound[0]!r}, {SAMPLED}")
+    """Yield the options with which an engine does not pass whole logits to the loss function."""
+    if run.at(Key.FUSED_KERNELS):
+        problem = "it is True, and fused kernels never hold the logits of hint_divergence"
+        yield Finding("error", Key.FUSED_KERNELS, problem, f"set it to False, {SAMPLED}")
+    for key in (f"{Key.ACTOR}.strategy", f"{Key.REF}.strategy"):
+        if (engine := run.at(key)) not in (*verl.SHOWS_LOGITS, None):
+            problem = f"it is {engine!r}, and verl's engine then shows a loss function no logits"
+            yield Finding("error", key, problem, f"set it to {verl.SHOWS_LOGITS[0]!r}, {SAMPLED}")
 
 
 def _replay_conflicts(run: Run) -> Iterator[Finding]:
@@ -357,4 +268,5 @@ def _replay_conflicts(run: Run) -> Iterator[Finding]:
     if run.at(Key.AGG_MODE) == verl.NORM_MODE and run.at(Key.SCALE_FACTOR) is None:
         mode = verl.NORM_MODE
         problem = f"it is not set, and {mode!r} then divides by a width that replayed rows may change"
-        yield Finding("error", Key.SCALE_FACTOR, problem, SET_LENGTH)
+        remedy = "set it, to data.max_response_length for example"
+        yield Finding("error", Key.SCALE_FACTOR, problem, remedy)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from composer_plugins.adapters.verl_plugin.options import NODE, SAMPLED
 from composer_plugins.errors import ConfigError
-from composer_plugins.frameworks.verl import ULYSSES
 
 # Per response token.
 TEACHER = "composer_teacher_logprobs"  # of the sampled token, under the teacher's prompt
@@ -47,7 +46,8 @@ def response_positions(data: Any, logits: Tensor) -> list[Tensor]:
     ends = torch.tensor([len(row) for row in rows_of(data["input_ids"])]).cumsum(0)
     if (shown := logits.shape[1]) != (tokens := int(ends[-1])):
         problem = f"it needs the logits of all {tokens} tokens of a micro-batch, and verl passed {shown}"
-        remedy = f"set {' and '.join(ULYSSES)} to 1, for the actor and the reference policy, {SAMPLED}"
+        remedy = "set ulysses_sequence_parallel_size and fsdp_config.ulysses_sequence_parallel_size to 1, "
+        remedy += f"for the actor and the reference policy, {SAMPLED}"
         raise ConfigError(f"{NODE}.hint_divergence", problem, remedy)
     lengths = [len(row) for row in rows_of(data["responses"])]
     return [torch.arange(end - n - 1, end - 1) for end, n in zip(ends, lengths, strict=True)]

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import verl
-from omegaconf import OmegaConf
 from torch import Tensor
 from verl.utils.config import omega_conf_to_dataclass
 
@@ -20,13 +18,12 @@ from composer_plugins.conformance.batches import Batch, Rollouts
 from composer_plugins.conformance.verl_claims.policy import values_of
 from composer_plugins.conformance.verl_claims.upstream import advantages, policy_loss
 from composer_plugins.frameworks.contract import NamedLoss, Option
-from composer_plugins.frameworks.verl import OPTIONS, TABLES, ULYSSES, VERL, Key
+from composer_plugins.frameworks.verl import OPTIONS, TABLES, VERL, Key
 from composer_plugins.losses.choosing import find_one
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs.pasted import to_paste
 from parity_tests.rigs.verl_actor import composer_actor
 from parity_tests.rigs.verl_source import fields, read
-from parity_tests.rigs.verl_source import options as options_of
 from parity_tests.rigs.verl_trainer import composed
 from parity_tests.rigs.verl_wheels import INSTALLED, wheel
 
@@ -62,25 +59,6 @@ def test_the_defaults_are_verls(version: str) -> None:
         default = known.get((option.kind, option.key), ...)  # of a table, verl makes a new one each time
         if default is not ... and option.key not in OTHERWISE:
             assert default == option.default, option.key
-
-
-@pytest.mark.parametrize("model", ["actor", "ref"])
-def test_the_options_that_cut_sequences_are_those_that_verls_engine_gets(model: str) -> None:
-    config = OmegaConf.load(SITE / "verl/trainer/config/_generated_ppo_trainer.yaml")
-    config.actor_rollout_ref.actor.use_dynamic_bsz = True
-    found = []
-    for key in options_of(OmegaConf.to_container(config.actor_rollout_ref[model])):
-        changed = config.copy()
-        table = changed.actor_rollout_ref[model]
-        if isinstance(OmegaConf.select(table, key), int):
-            OmegaConf.update(table, key, 2)
-            for name in [name for name in table if name.startswith("log_prob_")]:  # as verl's worker does
-                table.pop(name)
-            table.use_dynamic_bsz = True
-            with suppress(Exception):  # a value that verl refuses
-                size = omega_conf_to_dataclass(table).engine.ulysses_sequence_parallel_size
-                found += [key] * (size != 1)
-    assert sorted(found) == sorted(ULYSSES)
 
 
 def actor_of(overrides: Iterable[str]) -> Any:
