@@ -5,17 +5,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from datasets.utils import tqdm
+from transformers import Trainer
 from trl import GRPOTrainer
 
 from composer_plugins import columns
 from composer_plugins.adapters.trl_mixin import forward, upstream
 from composer_plugins.adapters.trl_mixin.channels import HintChannel, ReplayChannel
 from composer_plugins.adapters.trl_mixin.forward import text_config
-from composer_plugins.adapters.trl_mixin.options import TRL_LOSS
 from composer_plugins.columns import pairs_of
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ComposerWarning, ConfigError, DataError
-from composer_plugins.frameworks.trl import NOT_GRPO, TESTED
+from composer_plugins.frameworks.trl import OWN_POLICY, TESTED
 from composer_plugins.losses.calling import check_top_k
 from composer_plugins.losses.choosing import Choice
 
@@ -39,40 +39,20 @@ def warn_of_new_trl() -> None:
         )
 
 
-def check_class(cls: type, mixin: type) -> None:
-    """Raise ConfigError for a class whose bases the channels cannot be added to."""
-    bases = f"class {cls.__name__}({', '.join(base.__name__ for base in cls.__bases__)})"
-    order = cls.__mro__
-    of_trl = [base for base in order if base.__module__.startswith("trl.")]
-    for base in of_trl:
-        if base.__name__ in NOT_GRPO:
-            reason, remedy = NOT_GRPO[base.__name__]
-            raise ConfigError(bases, f"{base.__name__} cannot have the channels, because {reason}", remedy)
-        if issubclass(base, GRPOTrainer) and base not in (GRPOTrainer, *upstream.own_policies(cls)):
+def check_class(cls: type) -> None:
+    """Raise ConfigError for a class derived from a trainer of TRL that was not tested with the channels."""
+    tested = {*GRPOTrainer.__mro__, *upstream.own_policies(cls)}
+    for base in cls.__mro__:
+        if base.__module__.startswith("trl.") and issubclass(base, Trainer) and base not in tested:
             problem = f"{base.__module__}.{base.__name__} has not been tested with the channels"
-            raise ConfigError(bases, problem, "derive it from trl.GRPOTrainer")
-    if GRPOTrainer not in order:
-        problem = "the mixin needs a trl.GRPOTrainer: other trainers compute their loss from other inputs"
-        raise ConfigError(bases, problem, "derive it from trl.GRPOTrainer")
-    if order.index(mixin) > order.index(GRPOTrainer):
-        problem = f"{mixin.__name__} stands after GRPOTrainer in the bases, where it is never called"
-        raise ConfigError(bases, problem, f"write class {cls.__name__}({mixin.__name__}, ...)")
+            raise ConfigError(f"class {cls.__name__}", problem, "derive it from trl.GRPOTrainer")
 
 
-def check_own_policy(cls: type, options: Any) -> None:
-    """Raise ConfigError for a policy loss of ours in a trainer of TRL that has another one.
-
-    Warn if an option is at GRPOConfig's default where that trainer has a default of its own.
-    """
-    for base, own in upstream.own_policies(cls).items():
-        if options.policy != TRL_LOSS:
-            problem = f"it is {options.policy!r}, and {base.__name__} has a policy loss of its own"
-            remedy = (
-                f"set it to 'trl', or derive {cls.__name__} from trl.GRPOTrainer, where {base.__name__}'s "
-            )
-            raise ConfigError("policy", problem, f"{remedy}loss is policy={own.policy!r}")
-        for name, value in own.defaults.items():
-            if getattr(options, name) == upstream.DEFAULTS[name] != value:
+def warn_of_defaults(cls: type, options: Any) -> None:
+    """Warn of an option at GRPOConfig's default where the trainer of TRL has a default of its own."""
+    for base in upstream.own_policies(cls):
+        for name, value in OWN_POLICY[base.__name__].items():
+            if getattr(options, name) == upstream.DEFAULTS[name]:
                 _warn(
                     f"{name}: it is {getattr(options, name)}, GRPO's default, and {base.__name__}'s own is "
                     f"{value}; set it to {value}"

@@ -5,7 +5,6 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from transformers import Trainer
 from trl import GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import before_training, metrics, sharding, upstream
@@ -41,9 +40,7 @@ class ComposerLossMixin(_Trainer):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if not issubclass(cls, Trainer):
-            return  # a mixin derived from this one
-        before_training.check_class(cls, ComposerLossMixin)
+        before_training.check_class(cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if not isinstance(self, GRPOTrainer):
@@ -56,7 +53,7 @@ class ComposerLossMixin(_Trainer):
             raise ConfigError("args", f"it is of type {type(options).__name__}", remedy)
         asked = options.resolved
         config = self._composer = asked.composer
-        before_training.check_own_policy(type(self), options)
+        before_training.warn_of_defaults(type(self), options)
         before_training.warn_of_new_trl()
         self._policy = self._hint = self._replay = None
         if asked.policy is not None:

@@ -280,9 +280,9 @@ class ComposerGRPOConfig(GRPOConfig):
         if isinstance(caller, Trainer) and not hasattr(caller, "_composer"):
             name = type(caller).__name__
             problem = (
-                f"it is a {type(self).__name__}, and {name} has no ComposerLossMixin, so policy, hint and "
+                f"it is a {type(self).__name__}, and {name} has no ComposerLossMixin as its first base, so "
             )
-            problem += "replay would have no effect"
+            problem += "policy, hint and replay would have no effect"
             remedy = f"use ComposerGRPOTrainer, or write class My{name}(ComposerLossMixin, {name})"
             raise ConfigError("args", problem, remedy)
         return int(super().get_process_log_level())

@@ -42,7 +42,7 @@ from composer_plugins.columns import (
     tools_of,
 )
 from composer_plugins.errors import ConfigError, DataError, in_a_line
-from composer_plugins.frameworks.trl import LOSS_OPTIONS, TESTED, TRAINERS_WITH_A_POLICY, OwnPolicy
+from composer_plugins.frameworks.trl import LOSS_OPTIONS, OWN_POLICY, TESTED
 from composer_plugins.losses.masks import boolean_mask
 
 OLDEST = "1.9"
@@ -69,11 +69,10 @@ MAX_LOG_RATIO = 60.0
 POLICY_METRICS = ("clip_ratio/", "policy_loss")
 
 
-def own_policies(cls: type) -> dict[type, OwnPolicy]:
-    """The bases of a class that are trainers of TRL with a policy loss of their own."""
-    known = TRAINERS_WITH_A_POLICY
-    of_trl = [base for base in cls.__mro__ if base.__module__.startswith("trl.") and base.__name__ in known]
-    return {base: known[base.__name__] for base in of_trl}
+def own_policies(cls: type) -> list[type]:
+    """The bases of a class that are trainers of TRL with a policy loss of their own, as in `OWN_POLICY`."""
+    of_trl = [base for base in cls.__mro__ if base.__module__.startswith("trl.")]
+    return [base for base in of_trl if base.__name__ in OWN_POLICY]
 
 
 def release() -> tuple[int, ...]:

@@ -287,7 +287,7 @@ TRAINERS: dict[str, Make] = {
     "our config in a trainer derived from TRL's": lambda: tiny.trainer(type("MyTrainer", (GRPOTrainer,), {})),
     "the mixin in front of RLOOTrainer": derived(ComposerLossMixin, RLOOTrainer),
     "the mixin in front of Trainer": derived(ComposerLossMixin, Trainer),
-    "the mixin behind the trainer": derived(GRPOTrainer, ComposerLossMixin),
+    "the mixin behind the trainer": lambda: tiny.trainer(type("Mine", (GRPOTrainer, ComposerLossMixin), {})),
     "the mixin alone": derived(ComposerLossMixin),
     "a chat template that cuts the hint off": with_template(
         CUTS, hint_weight=1.0, teacher_prompt_template="{prompt}{privileged_context}"
