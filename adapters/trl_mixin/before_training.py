@@ -9,7 +9,7 @@ from transformers import Trainer
 from trl import GRPOTrainer
 
 from composer_plugins import columns
-from composer_plugins.adapters.trl_mixin import forward, upstream
+from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.channels import HintChannel, ReplayChannel
 from composer_plugins.adapters.trl_mixin.forward import text_config
 from composer_plugins.columns import pairs_of
@@ -189,21 +189,6 @@ def check_ratio(hint: Choice) -> None:
         problem = f"it is {hint.value('ratio_cap')}, and the model has no rotary positions, so that TRL's "
         problem += "old log-probabilities may count the padding of shorter prompts"
         raise ConfigError("hint_params.ratio_cap", problem, "set it to None")
-
-
-def has_linear_head(trainer: GRPOTrainer) -> bool:
-    """Whether the hint and replay channels can do without logits; if not, a warning says what that costs."""
-    reason = forward.why_not_linear(trainer)
-    if reason is not None:
-        args, vocab = trainer.args, text_config(trainer).vocab_size
-        rows, length = args.per_device_train_batch_size, args.max_completion_length
-        size, shape = rows * (length or 1) * vocab * 4 / 2**20, f"{rows} x {length or 1} x {vocab} in float32"
-        per_token = "" if length else " for each token of the longest completion"
-        _warn(
-            f"model: {reason}, so the hint and replay channels compute from logits, with 2 to 6 tensors of "
-            f"{size:,.0f} MiB ({shape}){per_token}; to accept that, set fused_linear=False"
-        )
-    return reason is None
 
 
 def warn_of_reset(rows: Sequence[columns.Row], prompts: Sequence[Any]) -> bool:

@@ -10,7 +10,7 @@ from trl import GRPOTrainer
 from composer_plugins.adapters.trl_mixin import before_training, metrics, sharding, upstream
 from composer_plugins.adapters.trl_mixin.channels import Channel, HintChannel, PolicyChannel, ReplayChannel
 from composer_plugins.adapters.trl_mixin.finite import finite_norm
-from composer_plugins.adapters.trl_mixin.forward import may_count_padding
+from composer_plugins.adapters.trl_mixin.forward import may_count_padding, why_not_linear
 from composer_plugins.adapters.trl_mixin.health import TrlHealth
 from composer_plugins.adapters.trl_mixin.hints import environments_with_hints
 from composer_plugins.adapters.trl_mixin.options import ComposerGRPOConfig
@@ -119,10 +119,9 @@ class ComposerLossMixin(_Trainer):
                 before_training.check_frozen(self)
             self._make_teachers(copied, peft, needs_base, own_reference)
         self._watches_reset = self._replay is not None and upstream.has_environments(self)
-        fused_linear = bool(self._data_channels) and options.fused_linear
-        fused_linear = fused_linear and before_training.has_linear_head(self)
+        self._why_logits = why_not_linear(self) if self._data_channels else None
         for channel in self._data_channels:
-            channel.fused_linear = fused_linear
+            channel.fused_linear = self._why_logits is None
         if self._hint is not None and self._hint.choice.is_third_party:
             self._hint.fused_linear = False  # the function may compare the tokens of a row with each other
         if self.accelerator.is_main_process:
@@ -161,15 +160,16 @@ class ComposerLossMixin(_Trainer):
             self._hint.teacher = initial if config.hint_teacher == "base" else Teacher(policy)
 
     def _describe(self) -> str:
-        """The losses of this run, with their weights, parameters and denominators."""
+        """The losses of this run, their weights, parameters and denominators, and why they need logits."""
         trainers = [base.__name__ for base in upstream.own_policies(type(self))]
         own = f"policy {trainers[0]}'s" if trainers else f"policy TRL's own, loss_type={self.loss_type}"
         terms = {"policy": self._policy.describe() if self._policy is not None else own}
         terms |= {channel.name: channel.describe() for channel in self._data_channels}
         weights = {name: getattr(self._composer, f"{name}_weight") for name in terms}
         total = " + ".join(f"{weights[name]:g} * {terms[name]}" for name in terms)
+        reason = f" ({self._why_logits})" if self._why_logits else ""
         how = [
-            f"; {channel.name} {'without' if channel.fused_linear else 'from'} logits"
+            f"; {channel.name} " + ("without logits" if channel.fused_linear else f"from logits{reason}")
             for channel in self._data_channels
         ]
         state = self.accelerator.state

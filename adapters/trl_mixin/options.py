@@ -233,9 +233,6 @@ class ComposerGRPOConfig(GRPOConfig):
         )
         with found.collected():
             hints = self._hint_source()
-        if not isinstance(self.fused_linear, bool):
-            problem = f"it is {self.fused_linear!r}"
-            found.append(Finding("error", "fused_linear", problem, "set it to True or to False"))
         found.refuse()
         assert asked is not None and hints is not None
         policy = asked.chosen

@@ -39,7 +39,6 @@ HINT, WEIGHT = "privileged_context", "n_teachers_agreeing"
 CPU = {"use_cpu": True, "bf16": False}
 NO_LENGTH = {"max_completion_length": None}
 SEQUENCE_MASK = {"use_vllm": True, "vllm_importance_sampling_mode": "sequence_mask"}
-COMPILED = {"torch_compile": True, "torch_compile_backend": "eager", **NO_LENGTH}
 QV = {"target_modules": ["q_proj", "v_proj"]}
 TOKENS = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 3}
 Make = Callable[[], Any]  # makes a mistake
@@ -206,8 +205,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "a template with a format": {"hint_weight": 1.0, "teacher_prompt_template": "{privileged_context:d}"},
     "unused columns removed": {"hint_weight": 1.0, "remove_unused_columns": True},
     "an output head in float32": {"hint_weight": 1.0, "cast_lm_head_to_fp32": True},
-    "logits switched on by a word": {"hint_weight": 1.0, "fused_linear": "False"},
-    "a compiled model without a longest completion": {"hint_weight": 1.0, **COMPILED},
     "a preference loss for single completions": {"replay_weight": 1.0, "replay_loss": "kto"},
     "a misspelt source of hints": {"hint_weight": 1.0, "hint_source": "succesful_rollout"},
     "a threshold that is NaN": {**ROLLOUTS, "success_reward_threshold": float("nan")},
@@ -218,9 +215,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "a template of a column beside rollouts": {**ROLLOUTS, "teacher_prompt_template": "{privileged_context}"},
     "a rule of the feedback without it": {**ROLLOUTS, "environment_feedback_only_without_solution": True},
     "a column of feedback that is not read": {**ROLLOUTS, **SHORT},
-    "five mistakes at once": {
+    "four mistakes at once": {
         **{"policy": "grpoo", "hint_weight": 1.0, "hint_divergence": "jsdd", "replay_weight": 1.0},
-        **{"replay_params": {"bta": 1}, "hint_source": "colum", "fused_linear": 1},
+        **{"replay_params": {"bta": 1}, "hint_source": "colum"},
     },
     "two options that are not JSON": {"policy_params": "{", "hint_params": "["},
     "four options that do not go together": {
