@@ -112,7 +112,7 @@ class ComposerLossMixin(_Trainer):
                 self._hint.needs_own_student = True
             self._hint.from_environment = environments_with_hints(self, self._hint.source)
         if self._data_channels:
-            before_training.check_trainer(self, config)
+            before_training.check_images(self)
             before_training.check_datasets(self, self._data_channels)
         if self._data_channels or needs_base:
             if self._data_channels or not peft:
@@ -192,7 +192,8 @@ class ComposerLossMixin(_Trainer):
         self, inputs: list[dict[str, Any]], *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
         before_training.check_streamed(self, self._data_channels, inputs)
-        self._prompts = None
+        self._prompts: Any = None
+        self._rewards: Any = None
         with upstream.scores_reference(self) if self._reads_reference else nullcontext():
             # It calls _calculate_rewards.
             output = super()._generate_and_score_completions(inputs, *args, **kwargs)
@@ -200,12 +201,10 @@ class ComposerLossMixin(_Trainer):
             before_training.check_rollouts(self, len(inputs), output)
         if self._prompts is not None:
             output |= self._health.of_generation(self._all_rewards, output)
-        if self._prompts is None and (self._hint is not None or self._watches_reset):
-            raise before_training.not_scored(self)
+            if self._watches_reset and before_training.warn_of_reset(inputs, self._prompts):
+                self._watches_reset = False  # one warning is enough
         if self._hint is not None:
             output |= self._hint.tensors(self, inputs, self._prompts, output, self._rewards)
-        if self._watches_reset and before_training.warn_of_reset(inputs, self._prompts):
-            self._watches_reset = False  # one warning is enough
         if self._replay is not None:
             output |= self._replay.tensors(self, inputs)
         return output
