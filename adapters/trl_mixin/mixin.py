@@ -231,7 +231,8 @@ class ComposerLossMixin(_Trainer):
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Run TRL's step; ConfigError if it does not reach the composer loss."""
         loss = super().training_step(*args, **kwargs)
-        if not self._reaches_loss and self.args.changes_loss:
+        changes_loss = self._policy or self._data_channels or self._composer.policy_weight != 1
+        if changes_loss and not self._reaches_loss:
             raise before_training.bypassed(self)
         return loss
 

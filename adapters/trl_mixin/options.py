@@ -21,7 +21,7 @@ from composer_plugins.adapters.trl_mixin.hints import (
 )
 from composer_plugins.config import ComposerConfig, complaints
 from composer_plugins.errors import ConfigError, Finding, Findings, enforce, error_of, unknown
-from composer_plugins.frameworks.trl import MODES, MODES_IN_WORDS, OTHER_LOSSES, TOKEN_WEIGHTS, TRL
+from composer_plugins.frameworks.trl import MODES, MODES_IN_WORDS, TOKEN_WEIGHTS, TRL
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.objective.asking import ask
 
@@ -276,13 +276,6 @@ class ComposerGRPOConfig(GRPOConfig):
             raise ConfigError("args", problem, remedy)
         return int(super().get_process_log_level())
 
-    @property
-    def changes_loss(self) -> bool:
-        """Whether the loss is not TRL's own."""
-        config = self.resolved.composer
-        own = config.policy == TRL_LOSS and config.policy_weight == 1
-        return not own or config.hint_weight > 0 or config.replay_weight > 0
-
     def _hint_source(self) -> HintSource:
         if self.hint_source not in HINT_SOURCES:
             raise unknown("hint_source", str(self.hint_source), HINT_SOURCES)
@@ -349,14 +342,10 @@ class ComposerGRPOConfig(GRPOConfig):
     def _wrong_options_beside(self, policy: Choice, mode: str) -> Iterator[Finding]:
         """Yield an error for each option of TRL that does not work beside a policy of ours."""
         denominators = ", ".join(MODES)
-        if self.loss_type not in (None, *MODES, *OTHER_LOSSES):
-            yield Finding.from_error(unknown("loss_type", str(self.loss_type), MODES))
-        elif self.loss_type in OTHER_LOSSES:
-            problem = f"{self.loss_type!r} is a loss of TRL's own, and policy is {policy.name!r}"
-            remedy = f"remove one of them, or set one that is only a denominator: {denominators}"
-            yield Finding("error", "loss_type", problem, remedy)
-        elif mode not in MODES_IN_WORDS:
-            problem = f"it is not set, and {policy.name!r} is reduced by {mode}, which TRL does not have"
+        if mode not in MODES_IN_WORDS:
+            problem = f"it is {self.loss_type!r}, which is no denominator for policy {policy.name!r}"
+            if self.loss_type is None:
+                problem = f"it is not set, and {policy.name!r} is reduced by {mode}, which TRL does not have"
             yield Finding("error", "loss_type", problem, f"set one of {denominators}")
         terms = {"beta": "KL", "entropy_coef": "entropy bonus", "use_adaptive_entropy": "entropy bonus"}
         for key, term in terms.items():

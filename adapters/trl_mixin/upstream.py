@@ -293,8 +293,7 @@ def policy_factor(
         )
     if trainer.top_entropy_quantile < 1.0:
         factor = factor * trainer.get_high_entropy_mask(entropies, mask, 1 - trainer.top_entropy_quantile)
-    corrected = trainer.use_vllm and trainer.vllm_importance_sampling_correction
-    if corrected and not takes_log_weights:
+    if not takes_log_weights and "importance_sampling_ratio" in inputs:
         factor = factor * inputs["importance_sampling_ratio"]
     return factor
 
