@@ -545,9 +545,7 @@ def load_copy(trainer: GRPOTrainer) -> nn.Module:
 
 def loss_of_logprobs(trainer: GRPOTrainer, inputs: dict[str, Any], logprobs: Tensor) -> Any:
     """What the trainer's `_compute_loss` gives for these log-probabilities of the policy."""
-    takes = inspect.signature(type(trainer)._get_per_token_logps_and_entropies).parameters
-    values = 3 if "compute_aux_loss" in takes else 2
-    found = (logprobs, torch.ones_like(logprobs), None)[:values]
+    found = (logprobs, torch.ones_like(logprobs), None)
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: found
     return trainer._compute_loss(trainer.model, inputs)
 
