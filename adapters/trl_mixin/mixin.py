@@ -43,9 +43,6 @@ class ComposerLossMixin(_Trainer):
         before_training.check_class(cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(self, GRPOTrainer):
-            problem = "it is not a trl.GRPOTrainer"
-            raise ConfigError(type(self).__name__, problem, "mix ComposerLossMixin into a GRPOTrainer")
         given = dict(zip(inspect.signature(GRPOTrainer).parameters, args, strict=False)) | kwargs
         options = given.get("args")
         if not isinstance(options, ComposerGRPOConfig):
@@ -101,7 +98,7 @@ class ComposerLossMixin(_Trainer):
         self.add_callback(self._health)
         self.composer_warned = list[str]()  # the reward models of whose rewards a warning has been given
         named = zip(self.reward_funcs, self.reward_func_names, strict=True)
-        self.reward_funcs = [checked(one, name, config.on_bad_reward) for one, name in named]
+        self.reward_funcs: list[Any] = [checked(one, name, config.on_bad_reward) for one, name in named]
         if self._policy is not None:  # TRL's KL gets the denominator of our policy loss
             self.loss_type = OF_MODES.get(self._policy.mode, upstream.DEFAULTS["loss_type"])
             if self._policy.choice.loss.name in SEQUENCE_LEVEL:  # the ratio by which TRL may weigh its KL
@@ -192,8 +189,8 @@ class ComposerLossMixin(_Trainer):
         self, inputs: list[dict[str, Any]], *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
         before_training.check_streamed(self, self._data_channels, inputs)
-        self._prompts: Any = None
-        self._rewards: Any = None
+        not_scored: Any = None
+        self._prompts = self._rewards = not_scored
         with upstream.scores_reference(self) if self._reads_reference else nullcontext():
             # It calls _calculate_rewards.
             output = super()._generate_and_score_completions(inputs, *args, **kwargs)
