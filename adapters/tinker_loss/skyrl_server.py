@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from composer_plugins.adapters.tinker_loss.upstream import Call, inputs_apart, with_entries
-from composer_plugins.errors import unknown
 
 # By backend of the server, the loss whose gradient it does not falsify.
 SURROGATES = {"jax": "importance_sampling", "fsdp": "cross_entropy", "megatron": "cross_entropy"}
@@ -29,8 +28,7 @@ def forward_backward_on_skyrl(
     `backend` is the server's `--backend`: "jax", "fsdp" or "megatron". `data_of_step` is the number of data
     of all calls before the `optim_step`, by which "jax" divides; None: those of this call.
     """
-    if backend not in SURROGATES:
-        raise unknown("backend", str(backend), SURROGATES, guess=False)
+    surrogate = SURROGATES[backend]
     bare, apart = inputs_apart(data, loss)
     outputs = training_client.forward(bare, "cross_entropy").result().loss_fn_outputs
     logprobs = [torch.tensor(one["logprobs"].data).requires_grad_() for one in outputs]
@@ -46,5 +44,5 @@ def forward_backward_on_skyrl(
                 "advantages": advantages,
             }
         sent.append(with_entries(one, entries))
-    training_client.forward_backward(sent, SURROGATES[backend]).result()
+    training_client.forward_backward(sent, surrogate).result()
     return metrics

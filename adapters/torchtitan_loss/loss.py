@@ -11,7 +11,7 @@ from torch import Tensor
 from torchtitan.components.loss import BaseLoss, compute_logprobs
 
 from composer_plugins.adapters.torchtitan_loss.options import DEFAULT_POLICY, requested
-from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.torchtitan import TORCHTITAN
 from composer_plugins.health.watch import Health, per_token
 from composer_plugins.kernels.aggregation import aggregate
@@ -82,11 +82,6 @@ class ComposerLoss(BaseLoss):
             problem = f"torchtitan passes a temperature, so it is newer than the tested {TORCHTITAN.release}"
             remedy = f"install torchtitan {TORCHTITAN.release}, or set the temperature to 1"
             raise ConfigError("loss", problem, remedy)
-        streams = {"generator_logprobs": generator_logprobs, "loss_mask": loss_mask}
-        for name, x in streams.items():
-            if x.shape != labels.shape:
-                problem = f"its shape is {list(x.shape)}, and that of labels {list(labels.shape)}"
-                raise DataError(name, problem, "pass one value per token")
         logprobs, entropy = compute_logprobs(logits, labels, return_entropy=True)
         of_response = boolean_mask("loss_mask", loss_mask, check=self.is_first)
         mask = of_response & generator_logprobs.isfinite()

@@ -5,18 +5,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from datasets.utils import tqdm
+from transformers import Trainer
 from trl import GRPOTrainer
 
 from composer_plugins import columns
-from composer_plugins.adapters.trl_mixin import forward, upstream
+from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.channels import HintChannel, ReplayChannel
-from composer_plugins.adapters.trl_mixin.forward import text_config
-from composer_plugins.adapters.trl_mixin.options import TRL_LOSS
 from composer_plugins.columns import pairs_of
-from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ComposerWarning, ConfigError, DataError
-from composer_plugins.frameworks.trl import NOT_GRPO, TESTED
-from composer_plugins.losses.calling import check_top_k
+from composer_plugins.frameworks.trl import OWN_POLICY, TESTED
 from composer_plugins.losses.choosing import Choice
 
 DataChannel = HintChannel | ReplayChannel
@@ -39,40 +36,20 @@ def warn_of_new_trl() -> None:
         )
 
 
-def check_class(cls: type, mixin: type) -> None:
-    """Raise ConfigError for a class whose bases the channels cannot be added to."""
-    bases = f"class {cls.__name__}({', '.join(base.__name__ for base in cls.__bases__)})"
-    order = cls.__mro__
-    of_trl = [base for base in order if base.__module__.startswith("trl.")]
-    for base in of_trl:
-        if base.__name__ in NOT_GRPO:
-            reason, remedy = NOT_GRPO[base.__name__]
-            raise ConfigError(bases, f"{base.__name__} cannot have the channels, because {reason}", remedy)
-        if issubclass(base, GRPOTrainer) and base not in (GRPOTrainer, *upstream.own_policies(cls)):
+def check_class(cls: type) -> None:
+    """Raise ConfigError for a class derived from a trainer of TRL that was not tested with the channels."""
+    tested = {*GRPOTrainer.__mro__, *upstream.own_policies(cls)}
+    for base in cls.__mro__:
+        if base.__module__.startswith("trl.") and issubclass(base, Trainer) and base not in tested:
             problem = f"{base.__module__}.{base.__name__} has not been tested with the channels"
-            raise ConfigError(bases, problem, "derive it from trl.GRPOTrainer")
-    if GRPOTrainer not in order:
-        problem = "the mixin needs a trl.GRPOTrainer: other trainers compute their loss from other inputs"
-        raise ConfigError(bases, problem, "derive it from trl.GRPOTrainer")
-    if order.index(mixin) > order.index(GRPOTrainer):
-        problem = f"{mixin.__name__} stands after GRPOTrainer in the bases, where it is never called"
-        raise ConfigError(bases, problem, f"write class {cls.__name__}({mixin.__name__}, ...)")
+            raise ConfigError(f"class {cls.__name__}", problem, "derive it from trl.GRPOTrainer")
 
 
-def check_own_policy(cls: type, options: Any) -> None:
-    """Raise ConfigError for a policy loss of ours in a trainer of TRL that has another one.
-
-    Warn if an option is at GRPOConfig's default where that trainer has a default of its own.
-    """
-    for base, own in upstream.own_policies(cls).items():
-        if options.policy != TRL_LOSS:
-            problem = f"it is {options.policy!r}, and {base.__name__} has a policy loss of its own"
-            remedy = (
-                f"set it to 'trl', or derive {cls.__name__} from trl.GRPOTrainer, where {base.__name__}'s "
-            )
-            raise ConfigError("policy", problem, f"{remedy}loss is policy={own.policy!r}")
-        for name, value in own.defaults.items():
-            if getattr(options, name) == upstream.DEFAULTS[name] != value:
+def warn_of_defaults(cls: type, options: Any) -> None:
+    """Warn of an option at GRPOConfig's default where the trainer of TRL has a default of its own."""
+    for base in upstream.own_policies(cls):
+        for name, value in OWN_POLICY[base.__name__].items():
+            if getattr(options, name) == upstream.DEFAULTS[name]:
                 _warn(
                     f"{name}: it is {getattr(options, name)}, GRPO's default, and {base.__name__}'s own is "
                     f"{value}; set it to {value}"
@@ -85,14 +62,6 @@ def bypassed(trainer: Any) -> ConfigError:
     remedy = "call super() in its compute_loss and _compute_loss"
     if trainer.args.use_liger_kernel:
         remedy = f"set use_liger_kernel=False: TRL before 1.14 then has Liger's loss. Otherwise {remedy}"
-    return ConfigError(type(trainer).__name__, problem, remedy)
-
-
-def not_scored(trainer: Any) -> ConfigError:
-    """The error for a trainer whose rollouts do not call the `_calculate_rewards` of the mixin."""
-    problem = "its rollouts bypass ComposerLossMixin._calculate_rewards, from which the channels have the "
-    problem += "rewards and prompts"
-    remedy = "call super() in its _generate_and_score_completions and _calculate_rewards"
     return ConfigError(type(trainer).__name__, problem, remedy)
 
 
@@ -174,20 +143,9 @@ def _changes_nothing(name: str, weight: Any, everything: dict[str, Any]) -> bool
     return bool(weight.is_meta or (weight.numel() and weight.equal(before.to(weight))))
 
 
-def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
-    """Raise ConfigError where the forward passes of the hint and replay channels do not work."""
-    vision = upstream.tokenizer(trainer) is not trainer.processing_class  # which is a processor
-    if trainer.model.config.is_encoder_decoder:
-        problem = (
-            "it is an encoder-decoder, and the hint and replay channels append a completion to its prompt"
-        )
-        raise ConfigError("model", problem, "use a decoder-only model")
-    if config.hint_weight > 0 and not vision:
-        check_top_k(config.choose_hint(), text_config(trainer).vocab_size)
-    if config.replay_weight > 0 and upstream.tokenizer(trainer).eos_token_id is None:
-        problem = "the tokenizer has no eos_token, which a replayed completion ends with"
-        raise ConfigError("processing_class", problem, "set tokenizer.eos_token")
-    if vision:
+def check_images(trainer: GRPOTrainer) -> None:
+    """Raise ConfigError for a model with images, which the hint and replay channels do not pass to it."""
+    if upstream.tokenizer(trainer) is not trainer.processing_class:  # which is a processor
         problem = "it takes images, and the hint and replay channels do not pass images to the model"
         raise ConfigError("model", problem, "set hint_weight=0 and replay_weight=0")
 
@@ -209,21 +167,6 @@ def check_ratio(hint: Choice) -> None:
         problem = f"it is {hint.value('ratio_cap')}, and the model has no rotary positions, so that TRL's "
         problem += "old log-probabilities may count the padding of shorter prompts"
         raise ConfigError("hint_params.ratio_cap", problem, "set it to None")
-
-
-def has_linear_head(trainer: GRPOTrainer) -> bool:
-    """Whether the hint and replay channels can do without logits; if not, a warning says what that costs."""
-    reason = forward.why_not_linear(trainer)
-    if reason is not None:
-        args, vocab = trainer.args, text_config(trainer).vocab_size
-        rows, length = args.per_device_train_batch_size, args.max_completion_length
-        size, shape = rows * (length or 1) * vocab * 4 / 2**20, f"{rows} x {length or 1} x {vocab} in float32"
-        per_token = "" if length else " for each token of the longest completion"
-        _warn(
-            f"model: {reason}, so the hint and replay channels compute from logits, with 2 to 6 tensors of "
-            f"{size:,.0f} MiB ({shape}){per_token}; to accept that, set fused_linear=False"
-        )
-    return reason is None
 
 
 def warn_of_reset(rows: Sequence[columns.Row], prompts: Sequence[Any]) -> bool:
@@ -283,6 +226,9 @@ def _checked(
         return channel.check_row(trainer, row, training)
     except DataError as error:
         raise error.under(label, ", ") from None
+    except Exception as error:  # of a chat template, which is a program of the model's author
+        error.add_note(f"in {label}")
+        raise
 
 
 def _evaluated(trainer: GRPOTrainer) -> dict[str, Any]:

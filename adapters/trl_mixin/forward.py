@@ -107,10 +107,12 @@ def _after_head(config: Any) -> tuple[float | None, float]:
 
 
 def why_not_linear(trainer: GRPOTrainer) -> str | None:
-    """Why the policy's logits are not those that `HeadInputs` gives; None where they are.
+    """Why the hint and replay channels compute from logits, in words; None where `HeadInputs` has the same.
 
     The logits of a short row are compared with the model's own.
     """
+    if not trainer.args.fused_linear:
+        return "fused_linear is False"
     if trainer.args.torch_compile:
         return "torch_compile compiles the model together with its output head"
     if is_sharded(trainer):

@@ -58,8 +58,6 @@ BESIDE = {"sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "vl
 BESIDE |= {"remove_unused_columns"}
 KNOWN = {field.name for field in fields(ComposerGRPOConfig)}
 NAMES = ({*OWN} | set(LOSS_OPTIONS) | BESIDE | {"policy", "loss_type"}) - BATCH  # those of the loss
-# Values of LOSS_OPTIONS that are not TRL's default and change nothing all the same.
-CHANGES_NOTHING = {"reward_weights": lambda weights: isinstance(weights, list) and set(weights) == {1}}
 BOOLEANS = {"use_vllm", "vllm_importance_sampling_correction", "use_bias_correction_kl", "sync_ref_model"}
 NUMBERS = {
     "beta": WEIGHT,
@@ -245,10 +243,9 @@ def _vllm_options(correction: Choice, policy: Choice) -> dict[str, Any]:
 
 def _remarks(options: ComposerGRPOConfig) -> Iterator[str]:
     """What TRL's loss reads, and no field of Objective has."""
-    for name, option in LOSS_OPTIONS.items():
-        value, default = getattr(options, name), upstream.DEFAULTS[name]
-        changes = value != default and not (name in CHANGES_NOTHING and CHANGES_NOTHING[name](value))
-        if changes and not option.sets and name not in (*READ, *BATCH):
+    for name, value in upstream.moved(options).items():
+        changes_nothing = name == "reward_weights" and isinstance(value, list) and set(value) == {1}
+        if not (changes_nothing or LOSS_OPTIONS[name].sets or name in READ | BATCH):
             yield f"{name} = {value!r}"
     if options.beta and options.sync_ref_model:
         every = options.ref_model_sync_steps

@@ -5,13 +5,12 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from transformers import Trainer
 from trl import GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import before_training, metrics, sharding, upstream
 from composer_plugins.adapters.trl_mixin.channels import Channel, HintChannel, PolicyChannel, ReplayChannel
 from composer_plugins.adapters.trl_mixin.finite import finite_norm
-from composer_plugins.adapters.trl_mixin.forward import may_count_padding
+from composer_plugins.adapters.trl_mixin.forward import may_count_padding, why_not_linear
 from composer_plugins.adapters.trl_mixin.health import TrlHealth
 from composer_plugins.adapters.trl_mixin.hints import environments_with_hints
 from composer_plugins.adapters.trl_mixin.options import ComposerGRPOConfig
@@ -41,14 +40,9 @@ class ComposerLossMixin(_Trainer):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if not issubclass(cls, Trainer):
-            return  # a mixin derived from this one
-        before_training.check_class(cls, ComposerLossMixin)
+        before_training.check_class(cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(self, GRPOTrainer):
-            problem = "it is not a trl.GRPOTrainer"
-            raise ConfigError(type(self).__name__, problem, "mix ComposerLossMixin into a GRPOTrainer")
         given = dict(zip(inspect.signature(GRPOTrainer).parameters, args, strict=False)) | kwargs
         options = given.get("args")
         if not isinstance(options, ComposerGRPOConfig):
@@ -56,7 +50,7 @@ class ComposerLossMixin(_Trainer):
             raise ConfigError("args", f"it is of type {type(options).__name__}", remedy)
         asked = options.resolved
         config = self._composer = asked.composer
-        before_training.check_own_policy(type(self), options)
+        before_training.warn_of_defaults(type(self), options)
         before_training.warn_of_new_trl()
         self._policy = self._hint = self._replay = None
         if asked.policy is not None:
@@ -104,7 +98,7 @@ class ComposerLossMixin(_Trainer):
         self.add_callback(self._health)
         self.composer_warned = list[str]()  # the reward models of whose rewards a warning has been given
         named = zip(self.reward_funcs, self.reward_func_names, strict=True)
-        self.reward_funcs = [checked(one, name, config.on_bad_reward) for one, name in named]
+        self.reward_funcs: list[Any] = [checked(one, name, config.on_bad_reward) for one, name in named]
         if self._policy is not None:  # TRL's KL gets the denominator of our policy loss
             self.loss_type = OF_MODES.get(self._policy.mode, upstream.DEFAULTS["loss_type"])
             if self._policy.choice.loss.name in SEQUENCE_LEVEL:  # the ratio by which TRL may weigh its KL
@@ -115,17 +109,16 @@ class ComposerLossMixin(_Trainer):
                 self._hint.needs_own_student = True
             self._hint.from_environment = environments_with_hints(self, self._hint.source)
         if self._data_channels:
-            before_training.check_trainer(self, config)
+            before_training.check_images(self)
             before_training.check_datasets(self, self._data_channels)
         if self._data_channels or needs_base:
             if self._data_channels or not peft:
                 before_training.check_frozen(self)
             self._make_teachers(copied, peft, needs_base, own_reference)
         self._watches_reset = self._replay is not None and upstream.has_environments(self)
-        fused_linear = bool(self._data_channels) and options.fused_linear
-        fused_linear = fused_linear and before_training.has_linear_head(self)
+        self._why_logits = why_not_linear(self) if self._data_channels else None
         for channel in self._data_channels:
-            channel.fused_linear = fused_linear
+            channel.fused_linear = self._why_logits is None
         if self._hint is not None and self._hint.choice.is_third_party:
             self._hint.fused_linear = False  # the function may compare the tokens of a row with each other
         if self.accelerator.is_main_process:
@@ -164,15 +157,16 @@ class ComposerLossMixin(_Trainer):
             self._hint.teacher = initial if config.hint_teacher == "base" else Teacher(policy)
 
     def _describe(self) -> str:
-        """The losses of this run, with their weights, parameters and denominators."""
+        """The losses of this run, their weights, parameters and denominators, and why they need logits."""
         trainers = [base.__name__ for base in upstream.own_policies(type(self))]
         own = f"policy {trainers[0]}'s" if trainers else f"policy TRL's own, loss_type={self.loss_type}"
         terms = {"policy": self._policy.describe() if self._policy is not None else own}
         terms |= {channel.name: channel.describe() for channel in self._data_channels}
         weights = {name: getattr(self._composer, f"{name}_weight") for name in terms}
         total = " + ".join(f"{weights[name]:g} * {terms[name]}" for name in terms)
+        reason = f" ({self._why_logits})" if self._why_logits else ""
         how = [
-            f"; {channel.name} {'without' if channel.fused_linear else 'from'} logits"
+            f"; {channel.name} " + ("without logits" if channel.fused_linear else f"from logits{reason}")
             for channel in self._data_channels
         ]
         state = self.accelerator.state
@@ -195,7 +189,8 @@ class ComposerLossMixin(_Trainer):
         self, inputs: list[dict[str, Any]], *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
         before_training.check_streamed(self, self._data_channels, inputs)
-        self._prompts = None
+        not_scored: Any = None
+        self._prompts = self._rewards = not_scored
         with upstream.scores_reference(self) if self._reads_reference else nullcontext():
             # It calls _calculate_rewards.
             output = super()._generate_and_score_completions(inputs, *args, **kwargs)
@@ -203,12 +198,10 @@ class ComposerLossMixin(_Trainer):
             before_training.check_rollouts(self, len(inputs), output)
         if self._prompts is not None:
             output |= self._health.of_generation(self._all_rewards, output)
-        if self._prompts is None and (self._hint is not None or self._watches_reset):
-            raise before_training.not_scored(self)
+            if self._watches_reset and before_training.warn_of_reset(inputs, self._prompts):
+                self._watches_reset = False  # one warning is enough
         if self._hint is not None:
             output |= self._hint.tensors(self, inputs, self._prompts, output, self._rewards)
-        if self._watches_reset and before_training.warn_of_reset(inputs, self._prompts):
-            self._watches_reset = False  # one warning is enough
         if self._replay is not None:
             output |= self._replay.tensors(self, inputs)
         return output
@@ -235,7 +228,8 @@ class ComposerLossMixin(_Trainer):
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Run TRL's step; ConfigError if it does not reach the composer loss."""
         loss = super().training_step(*args, **kwargs)
-        if not self._reaches_loss and self.args.changes_loss:
+        changes_loss = self._policy or self._data_channels or self._composer.policy_weight != 1
+        if changes_loss and not self._reaches_loss:
             raise before_training.bypassed(self)
         return loss
 

@@ -21,7 +21,7 @@ from composer_plugins.adapters.trl_mixin.hints import (
 )
 from composer_plugins.config import ComposerConfig, complaints
 from composer_plugins.errors import ConfigError, Finding, Findings, enforce, error_of, unknown
-from composer_plugins.frameworks.trl import MODES, MODES_IN_WORDS, OTHER_LOSSES, TOKEN_WEIGHTS, TRL
+from composer_plugins.frameworks.trl import MODES, MODES_IN_WORDS, TOKEN_WEIGHTS, TRL
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.objective.asking import ask
 
@@ -183,6 +183,8 @@ class ComposerGRPOConfig(GRPOConfig):
     )
     record_every: int = option(1, "One in so many optimizer steps is recorded.")
 
+    _VALID_DICT_FIELDS = (*GRPOConfig._VALID_DICT_FIELDS, *PARAMS)  # which transformers reads from JSON
+
     def __new__(cls, *args: Any, **kwargs: Any) -> "ComposerGRPOConfig":
         # This runs before the dataclass's __init__, whose TypeError does not name the nearest option.
         accepted = inspect.getfullargspec(cls.__init__)
@@ -192,15 +194,6 @@ class ComposerGRPOConfig(GRPOConfig):
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        wrong = Findings()
-        for name in PARAMS:
-            if isinstance(value := getattr(self, name), str):
-                try:
-                    setattr(self, name, json.loads(value))
-                except json.JSONDecodeError as error:
-                    problem = f"{value!r} is not JSON: {error}"
-                    wrong.append(Finding("error", name, problem, 'write it as {"beta": 0.5}'))
-        enforce(wrong)
         super().__post_init__()
         enforce(self.findings())
 
@@ -233,9 +226,6 @@ class ComposerGRPOConfig(GRPOConfig):
         )
         with found.collected():
             hints = self._hint_source()
-        if not isinstance(self.fused_linear, bool):
-            problem = f"it is {self.fused_linear!r}"
-            found.append(Finding("error", "fused_linear", problem, "set it to True or to False"))
         found.refuse()
         assert asked is not None and hints is not None
         policy = asked.chosen
@@ -268,7 +258,6 @@ class ComposerGRPOConfig(GRPOConfig):
             )
             remedy = "set it to 'zero', or install trl 1.16 or newer"
             wrong.append(Finding("error", "on_bad_reward", problem, remedy))
-        wrong += [] if wrong else self._length_of_the_denominator(found)
         yield from [*wrong, *findings]
 
     def get_process_log_level(self) -> int:
@@ -280,19 +269,12 @@ class ComposerGRPOConfig(GRPOConfig):
         if isinstance(caller, Trainer) and not hasattr(caller, "_composer"):
             name = type(caller).__name__
             problem = (
-                f"it is a {type(self).__name__}, and {name} has no ComposerLossMixin, so policy, hint and "
+                f"it is a {type(self).__name__}, and {name} has no ComposerLossMixin as its first base, so "
             )
-            problem += "replay would have no effect"
+            problem += "policy, hint and replay would have no effect"
             remedy = f"use ComposerGRPOTrainer, or write class My{name}(ComposerLossMixin, {name})"
             raise ConfigError("args", problem, remedy)
         return int(super().get_process_log_level())
-
-    @property
-    def changes_loss(self) -> bool:
-        """Whether the loss is not TRL's own."""
-        config = self.resolved.composer
-        own = config.policy == TRL_LOSS and config.policy_weight == 1
-        return not own or config.hint_weight > 0 or config.replay_weight > 0
 
     def _hint_source(self) -> HintSource:
         if self.hint_source not in HINT_SOURCES:
@@ -345,14 +327,6 @@ class ComposerGRPOConfig(GRPOConfig):
         source = "its attribute mode" if choice.is_import_path else f"as in {choice.upstream or 'the paper'}"
         return choice.mode, f"{source}: loss_type is not set"
 
-    def _length_of_the_denominator(self, found: Resolved) -> Iterator[Finding]:
-        """Yield an error where the denominator is max_completion_length, and that is None."""
-        if found.mode == MODES["dr_grpo"] and self.max_completion_length is None:
-            loss = f"loss_type={self.loss_type!r}" if self.loss_type else f"policy={self.policy!r}"
-            problem = f"it is None, and {loss} divides the loss of a completion by it"
-            remedy = "set it to the number of tokens that a completion may have, or set another loss_type"
-            yield Finding("error", "max_completion_length", problem, remedy)
-
     def _kl_twice(self, policy: Choice) -> Iterator[Finding]:
         """Yield a warning where TRL adds its KL beside a loss that may have its own."""
         if self.beta and "ref_logprobs" in (*policy.loss.needs, *policy.optional):
@@ -368,14 +342,10 @@ class ComposerGRPOConfig(GRPOConfig):
     def _wrong_options_beside(self, policy: Choice, mode: str) -> Iterator[Finding]:
         """Yield an error for each option of TRL that does not work beside a policy of ours."""
         denominators = ", ".join(MODES)
-        if self.loss_type not in (None, *MODES, *OTHER_LOSSES):
-            yield Finding.from_error(unknown("loss_type", str(self.loss_type), MODES))
-        elif self.loss_type in OTHER_LOSSES:
-            problem = f"{self.loss_type!r} is a loss of TRL's own, and policy is {policy.name!r}"
-            remedy = f"remove one of them, or set one that is only a denominator: {denominators}"
-            yield Finding("error", "loss_type", problem, remedy)
-        elif mode not in MODES_IN_WORDS:
-            problem = f"it is not set, and {policy.name!r} is reduced by {mode}, which TRL does not have"
+        if mode not in MODES_IN_WORDS:
+            problem = f"it is {self.loss_type!r}, which is no denominator for policy {policy.name!r}"
+            if self.loss_type is None:
+                problem = f"it is not set, and {policy.name!r} is reduced by {mode}, which TRL does not have"
             yield Finding("error", "loss_type", problem, f"set one of {denominators}")
         terms = {"beta": "KL", "entropy_coef": "entropy bonus", "use_adaptive_entropy": "entropy bonus"}
         for key, term in terms.items():

@@ -41,8 +41,8 @@ from composer_plugins.columns import (
     template_messages,
     tools_of,
 )
-from composer_plugins.errors import ConfigError, DataError, in_a_line
-from composer_plugins.frameworks.trl import LOSS_OPTIONS, TESTED, TRAINERS_WITH_A_POLICY, OwnPolicy
+from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.frameworks.trl import LOSS_OPTIONS, OWN_POLICY, TESTED
 from composer_plugins.losses.masks import boolean_mask
 
 OLDEST = "1.9"
@@ -69,11 +69,10 @@ MAX_LOG_RATIO = 60.0
 POLICY_METRICS = ("clip_ratio/", "policy_loss")
 
 
-def own_policies(cls: type) -> dict[type, OwnPolicy]:
-    """The bases of a class that are trainers of TRL with a policy loss of their own."""
-    known = TRAINERS_WITH_A_POLICY
-    of_trl = [base for base in cls.__mro__ if base.__module__.startswith("trl.") and base.__name__ in known]
-    return {base: known[base.__name__] for base in of_trl}
+def own_policies(cls: type) -> list[type]:
+    """The bases of a class that are trainers of TRL with a policy loss of their own, as in `OWN_POLICY`."""
+    of_trl = [base for base in cls.__mro__ if base.__module__.startswith("trl.")]
+    return [base for base in of_trl if base.__name__ in OWN_POLICY]
 
 
 def release() -> tuple[int, ...]:
@@ -294,8 +293,7 @@ def policy_factor(
         )
     if trainer.top_entropy_quantile < 1.0:
         factor = factor * trainer.get_high_entropy_mask(entropies, mask, 1 - trainer.top_entropy_quantile)
-    corrected = trainer.use_vllm and trainer.vllm_importance_sampling_correction
-    if corrected and not takes_log_weights:
+    if not takes_log_weights and "importance_sampling_ratio" in inputs:
         factor = factor * inputs["importance_sampling_ratio"]
     return factor
 
@@ -372,10 +370,7 @@ def encode_replayed(
     prompt = row["prompt"]
     tools = tools_of(row, prompt)
     if isinstance(prompt, str):
-        texts = [one for one in completions if isinstance(one, str)]
-        if len(texts) < len(completions):
-            raise DataError("prompt", "it is a string, and a completion is messages", "write both alike")
-        return encode_prompts(trainer, [prompt])[0], _encode_generated(trainer, texts)
+        return encode_prompts(trainer, [prompt])[0], _encode_generated(trainer, completions)
     messages = template_messages(prompt)
     tools = (_policy_tools(trainer, row) if tools is None else tools) or None
     start = _render(trainer, messages, tools, add_generation_prompt=True)
@@ -390,21 +385,16 @@ def _policy_tools(trainer: GRPOTrainer, row: Row) -> Any:
 
 
 def _render(trainer: GRPOTrainer, messages: Prompt, tools: Any, **options: Any) -> list[int]:
-    """Token ids of a conversation; raises DataError if the chat template does not take it."""
-    try:
-        rendered: Any = trainer.processing_class.apply_chat_template(
-            conversation=[messages],
-            tools=tools,
-            chat_template=trainer.chat_template,
-            tokenize=True,
-            return_dict=True,
-            **options,
-            **trainer.chat_template_kwargs,
-        )
-    except Exception as error:  # a template is a program of the model's author
-        problem = f"it does not take this conversation ({in_a_line(error)})"
-        remedy = "write the messages as this template wants them, leave the row out, or set another template"
-        raise DataError("chat template", problem, remedy) from error
+    """Token ids of a conversation, as the chat template writes it."""
+    rendered: Any = trainer.processing_class.apply_chat_template(
+        conversation=[messages],
+        tools=tools,
+        chat_template=trainer.chat_template,
+        tokenize=True,
+        return_dict=True,
+        **options,
+        **trainer.chat_template_kwargs,
+    )
     ids: list[int] = rendered["input_ids"][0]
     return ids
 
@@ -433,7 +423,7 @@ def _completion_after(
         return _encode_generated(trainer, [text.removeprefix(opened[0]).removeprefix(f"<{tag}>")])[0]
 
 
-def _encode_generated(trainer: GRPOTrainer, texts: Iterable[str]) -> list[list[int]]:
+def _encode_generated(trainer: GRPOTrainer, texts: Iterable[Any]) -> list[list[int]]:
     """Token ids of what the model generates after a prompt, each with the end of sequence."""
     tokenize, ends, made = tokenizer(trainer), end_tokens(trainer), []
     for text in texts:
@@ -555,9 +545,7 @@ def load_copy(trainer: GRPOTrainer) -> nn.Module:
 
 def loss_of_logprobs(trainer: GRPOTrainer, inputs: dict[str, Any], logprobs: Tensor) -> Any:
     """What the trainer's `_compute_loss` gives for these log-probabilities of the policy."""
-    takes = inspect.signature(type(trainer)._get_per_token_logps_and_entropies).parameters
-    values = 3 if "compute_aux_loss" in takes else 2
-    found = (logprobs, torch.ones_like(logprobs), None)[:values]
+    found = (logprobs, torch.ones_like(logprobs), None)
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: found
     return trainer._compute_loss(trainer.model, inputs)
 

@@ -1,7 +1,5 @@
 """TRL: the options of GRPOConfig that its loss reads, and what each does beside a loss of ours."""
 
-from typing import NamedTuple
-
 from composer_plugins.frameworks import clips
 from composer_plugins.frameworks.contract import (
     MINUS_ONE,
@@ -148,64 +146,10 @@ NOT_CARRIED: dict[str, tuple[object, ...]] = {
     "generation_kwargs": (None, {}),
     "neftune_noise_alpha": (None, 0.0),
 }
-# Trainers of TRL that the mixin cannot stand in front of, by name: why, and what to do.
-DISTILLING = (
-    *("DistillationTrainer", "ServerDistillationTrainer", "AsyncDistillationTrainer", "GKDTrainer"),
-    *("GOLDTrainer", "IWOPDTrainer"),
-)
-SAMPLES_NOTHING = "it trains on stored completions and samples none, so it has no rewards, groups or rollouts"
-DISTILLS = "it learns from another model, not from rewards, and makes its batches and its loss in its own way"
-REPLAY_BESIDE = "derive it from trl.GRPOTrainer, and train on the pairs with replay_weight and replay_loss"
-HINT_BESIDE = (
-    "derive it from trl.GRPOTrainer, where the hint channel is a self-distillation beside the rewards"
-)
-OWN_TRAINER = "use it without the mixin"
-NOT_GRPO: dict[str, tuple[str, str]] = {
-    "RLOOTrainer": (
-        "it is not a GRPOTrainer: its options are an RLOOConfig, it has the old policy's log-probability of "
-        "a completion but not of each token, and it leaves gradient accumulation to the Trainer",
-        "derive it from trl.GRPOTrainer with policy='rloo', scale_rewards='none' and "
-        "policy_weight=G / (G - 1), where G is num_generations",
-    ),
-    "AsyncGRPOTrainer": (
-        "it is not a GRPOTrainer: a child process makes rollouts and rewards, and the trainer gets packed "
-        "tokens from a queue, without the rows that hold hints and pairs",
-        "derive it from trl.GRPOTrainer, with vllm_mode='server' to generate on a server",
-    ),
-    "SDPOTrainer": (
-        "its loss is a self-distillation of its own",
-        "derive it from trl.GRPOTrainer with hint_source='successful_rollout', which is SDPO's hint",
-    ),
-    "SDFTTrainer": (
-        "its loss is a self-distillation of its own",
-        "derive it from trl.GRPOTrainer with hint_source='column', which is SDFT's hint",
-    ),
-    "A2POTrainer": (
-        "it is a regression on one completion per prompt, without groups or log-probabilities per token",
-        "derive it from trl.GRPOTrainer",
-    ),
-    "OnlineDPOTrainer": (
-        "it compares two completions that it samples, without advantages",
-        "derive it from trl.GRPOTrainer, and train on stored pairs with replay_weight and replay_loss",
-    ),
-    **dict.fromkeys(
-        ("DPOTrainer", "KTOTrainer", "CPOTrainer", "ORPOTrainer", "TPOTrainer"),
-        (SAMPLES_NOTHING, REPLAY_BESIDE),
-    ),
-    **dict.fromkeys(("SFTTrainer", "RewardTrainer"), (SAMPLES_NOTHING, OWN_TRAINER)),
-    **dict.fromkeys(DISTILLING, (DISTILLS, HINT_BESIDE)),
-}
 
-
-class OwnPolicy(NamedTuple):
-    """A subclass of GRPOTrainer in TRL whose policy loss is its own."""
-
-    policy: str  # our name of this loss
-    defaults: dict[str, float]  # the options whose defaults are its own
-
-
-TRAINERS_WITH_A_POLICY = {"GMPOTrainer": OwnPolicy("gmpo", {"epsilon": 0.4})}
-
+# Subclasses of GRPOTrainer in TRL that work with the channels and have a policy loss of their own, with the
+# options whose defaults are their own.
+OWN_POLICY: dict[str, dict[str, float]] = {"GMPOTrainer": {"epsilon": 0.4}}
 
 _REWARDS = "TRL computes the advantages", "remove it, and set scale_rewards or reward_weights"
 _VLLM = "TRL corrects for vLLM itself", "remove it"

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-from composer_plugins.frameworks.trl import NOT_GRPO
 from docs.generator.markdown import table
 from docs.generator.written import part
 
@@ -63,15 +62,6 @@ def composition() -> str:
         ]
         body.append((row.title, *cells))
     return table(("trainer", *CHANNELS), body)
-
-
-def other_trainers() -> str:
-    """The other trainers of TRL, by the reason for which they are refused, with the remedy."""
-    by_reason: dict[tuple[str, str], list[str]] = {}
-    for name, reason in sorted(NOT_GRPO.items()):
-        by_reason.setdefault(reason, []).append(f"`{name}`")
-    body = [(", ".join(names), *reason) for reason, names in by_reason.items()]
-    return table(("trainers of TRL", "why no channel works", "what to do"), body)
 
 
 if __name__ == "__main__":

@@ -117,7 +117,6 @@ PARTS = (
     ),
     in_trl_options("versions", "trl_support:versions", needs=VERSIONS),
     in_trl_options("composition", "trl_support:composition", needs=TRL),
-    in_trl_options("other trainers", "trl_support:other_trainers"),
     *(Part("docs/writing_a_loss.md", name, "findings:section", (name,), needs) for name, needs in FRAMEWORKS),
     *(Part("docs/parity.md", name, "printed:conform", (name,), needs, True) for name, needs in FRAMEWORKS),
     *(Part("docs/parity.md", name, "printed:conform", (name,), needs, True) for name, needs in MORE),

@@ -97,7 +97,7 @@ ROWS = (
         Bypassing,
         (OURS, HINT, REPLAY),
     ),
-    Row("`trl.experimental.gmpo.GMPOTrainer`", GMPOTrainer, (OURS,)),
+    Row("`trl.experimental.gmpo.GMPOTrainer`", GMPOTrainer),
 )
 
 

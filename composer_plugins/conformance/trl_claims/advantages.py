@@ -15,6 +15,7 @@ from composer_plugins.conformance.claims import Compared
 from composer_plugins.conformance.reductions import kernel
 from composer_plugins.conformance.trl_claims import upstream_rollouts
 from composer_plugins.conformance.trl_claims.names import claim
+from composer_plugins.frameworks.trl import VLLM_BOUNDS, VLLM_WEIGHTS
 from composer_plugins.testing.draws import Draw, generator
 
 WEIGHTS = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
@@ -113,14 +114,6 @@ def draw_rollouts(draw: Draw) -> tuple[Tensor, Tensor, list[int]]:
     return old, engine.masked_fill(torch.rand(shape, generator=g) < 0.1, torch.nan), lengths
 
 
-MODES = {
-    "token_truncate": ("tis@trl", "token", ("cap", "floor")),
-    "sequence_truncate": ("tis@trl", "sequence", ("cap", "floor")),
-    "token_mask": ("mis@trl", "token", ("high", "low")),
-    "sequence_mask": ("mis@trl", "sequence", ("high", "low")),
-}
-
-
 def correction(mode: str, draw: Draw) -> Iterator[Compared]:
     """A log-probability that the engine did not give counts as the trainer's own."""
     (old, engine, lengths), low = draw_rollouts(draw), draw.choose([None, 0.5], "clip_min")
@@ -128,14 +121,13 @@ def correction(mode: str, draw: Draw) -> Iterator[Compared]:
     theirs = (
         upstream_rollouts.weights(mode, old, engine, lengths, low, 3.0).expand(mask.shape).where(mask, 0.0)
     )
-    row, level, (high_name, low_name) = MODES[mode]
-    known = torch.where(engine.isnan(), old, engine)
-    keywords = {"level": level, high_name: 3.0, low_name: low}
-    ours = kernel("correction", row)(old, known, mask, **keywords)
+    (name, level), known = VLLM_WEIGHTS[mode], torch.where(engine.isnan(), old, engine)
+    bounds = dict(zip(VLLM_BOUNDS[name], (low, 3.0), strict=True))
+    ours = kernel("correction", f"{name}@trl")(old, known, mask, level=level, **bounds)
     yield Compared(ours, theirs, old.shape[1], 10.0)
 
 
-advantage = partial(claim, "advantage")
+advantage, of_vllm = partial(claim, "advantage"), partial(claim, "correction")
 CLAIMS = [
     *(
         advantage(row, "GRPOTrainer", f"scale_rewards={x}", partial(grouped, x), scale_rewards=x)
@@ -151,7 +143,7 @@ CLAIMS = [
     advantage("rloo@trl", "RLOOTrainer", "advantages", rloo),
     advantage("a2po@trl", "A2POTrainer", "advantages", a2po),
     *(
-        claim("correction", row, "GRPOTrainer", x, partial(correction, x), vllm_importance_sampling_mode=x)
-        for x, (row, *_) in MODES.items()
+        of_vllm(f"{row}@trl", "GRPOTrainer", x, partial(correction, x), vllm_importance_sampling_mode=x)
+        for x, (row, _) in VLLM_WEIGHTS.items()
     ),
 ]

@@ -1,5 +1,6 @@
 """The hint and replay losses without logits: equal to those from the model's logits, in the real trainer."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,6 @@ from transformers import (
 )
 
 from composer_plugins.adapters.trl_mixin import forward
-from composer_plugins.errors import ComposerWarning
 from parity_tests.rigs import tiny
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "initializer_range": 0.5}
@@ -272,8 +272,8 @@ REASONS = {
     ("odd", "dtype"),
     [*((odd, torch.float32) for odd in REASONS), *((odd, torch.bfloat16) for odd in list(REASONS)[:3])],
 )
-def test_a_model_whose_logits_are_not_those_of_its_head_falls_back_with_a_warning(
-    odd: str, dtype: torch.dtype
+def test_a_model_whose_logits_are_not_those_of_its_head_falls_back_and_the_log_says_why(
+    odd: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = tiny.model(dtype)
     model.__class__ = KINDS.get(odd, Qwen3ForCausalLM)
@@ -283,14 +283,11 @@ def test_a_model_whose_logits_are_not_those_of_its_head_falls_back_with_a_warnin
         model.lm_head.forward = model.lm_head.forward  # as Accelerate does with device_map
     if odd == "hooked":
         model.lm_head.register_full_backward_hook(lambda module, given, got: None)
-    options = {"policy_model": model, "torch_compile": odd == "compiled", "hint_weight": 1.0}
-    with pytest.warns(ComposerWarning, match=f"model: {REASONS[odd]}.* MiB .*fused_linear=False") as warned:
-        made = tiny.trainer(**options)
-    assert sum("fused_linear" in str(one.message) for one in warned) == 1
+    made = tiny.trainer(policy_model=model, torch_compile=odd == "compiled", hint_weight=1.0)
+    assert re.search(rf"; hint from logits \({REASONS[odd]}.*\); processes", caplog.text)
     assert not made._hint.fused_linear
     if odd != "compiled":
         assert made._compute_loss(made.model, tiny.batch(made)).isfinite()
-    tiny.trainer(fused_linear=False, **options)  # a warning is an error here
 
 
 def test_the_log_says_which_channel_needs_logits(caplog: pytest.LogCaptureFixture) -> None:
@@ -300,7 +297,7 @@ def test_the_log_says_which_channel_needs_logits(caplog: pytest.LogCaptureFixtur
     tiny.trainer(replay_weight=1.0, fused_linear=False)
     first, second = (one.getMessage() for one in caplog.records if "composer loss" in one.getMessage())
     assert first.endswith("; hint without logits; replay without logits; processes: 1 (NO)")
-    assert second.endswith("; replay from logits; processes: 1 (NO)")
+    assert second.endswith("; replay from logits (fused_linear is False); processes: 1 (NO)")
 
 
 def test_a_second_trainer_of_one_model_has_a_teacher_of_its_own() -> None:

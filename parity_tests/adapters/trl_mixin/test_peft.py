@@ -177,7 +177,6 @@ NEW = {
 
 
 @pytest.mark.filterwarnings("ignore:.*tie_word_embeddings")
-@pytest.mark.filterwarnings("ignore:model. its output head is a")
 @pytest.mark.parametrize("kind", NEW)
 def test_a_new_adapter_starts_at_its_reference(kind: str) -> None:
     """The first ones come with the model, and the trainer adds those that are no LoRA."""
