@@ -11,6 +11,12 @@ def tolerance(dtype: torch.dtype, terms: int, magnitude: float) -> float:
     return torch.finfo(dtype).eps * ROUNDINGS_PER_TERM * terms * magnitude
 
 
+def largest_number(x: Tensor) -> float:
+    """The largest finite number by magnitude; 0 where there is none."""
+    finite = x.detach()[x.detach().isfinite()].abs()
+    return float(finite.max()) if finite.numel() else 0.0
+
+
 def assert_parity(
     ours: Tensor,
     theirs: Tensor,
@@ -28,10 +34,7 @@ def assert_parity(
     __tracebackhide__ = True
     ours, theirs = ours.detach().to(torch.float64), theirs.detach().to(torch.float64)
     assert ours.shape == theirs.shape, f"{what}: shape {tuple(ours.shape)}, not {tuple(theirs.shape)}"
-    if magnitude is None:
-        finite = theirs[theirs.isfinite()].abs()
-        magnitude = float(finite.max()) if finite.numel() else 0.0
-    allowed = tolerance(dtype, terms, magnitude)
+    allowed = tolerance(dtype, terms, largest_number(theirs) if magnitude is None else magnitude)
     wrong = ~((ours - theirs).abs() <= allowed)
     wrong &= ~((ours == theirs) | (ours.isnan() & theirs.isnan()))
     if wrong.any():

@@ -12,7 +12,7 @@ from composer_plugins.losses.calling import call_unchecked, versions
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.inputs import INPUTS, PAIRS, ROWS, TOKENS, TOP_K, VOCAB
 from composer_plugins.losses.row import REQUIRED, Loss, Parameter, Value
-from composer_plugins.testing.assertions import tolerance
+from composer_plugins.testing.assertions import largest_number, tolerance
 from composer_plugins.testing.inputs import (
     DRAWS,
     FINITE,
@@ -146,8 +146,7 @@ class Setting:
 
     def allowed(self, wanted: Tensor, dtype: torch.dtype) -> float:
         """The difference that rounding explains: of a token, whose longest sum is one over its row."""
-        finite = wanted[wanted.isfinite()].abs()
-        magnitude = float(finite.max()) if finite.numel() else 0.0
+        magnitude = largest_number(wanted)
         if dtype is torch.float32:
             # A log ratio cancels: its rounding is that of the log-probabilities, and a slope magnifies it.
             magnitude = 10 * max(1.0, magnitude)
