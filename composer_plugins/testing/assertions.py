@@ -47,21 +47,6 @@ def assert_parity(
         raise AssertionError(f"{what}: {count}; max error {float(largest):.6g}\n" + "\n".join(rows))
 
 
-def assert_loss_parity(
-    loss: Tensor, token_loss: Tensor, logprobs: Tensor, *, theirs: Tensor, their_gradient: Tensor
-) -> None:
-    """Assert that a reduced loss and its gradient equal those of a reference.
-
-    The loss is a sum over tokens that may cancel, so the magnitude is its largest term and not the sum. The
-    gradient of one token is a sum over tokens too, where ratios are per sequence.
-    """
-    __tracebackhide__ = True
-    share, gradient = torch.autograd.grad(loss, [token_loss, logprobs])
-    largest = float((share * token_loss.detach()).abs().max())
-    assert_parity(loss, theirs, terms=token_loss.numel(), magnitude=largest, what="loss")
-    assert_parity(gradient, their_gradient, terms=token_loss.shape[-1], what="gradient")
-
-
 def largest_term(student_logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0) -> float:
     """A bound on |P log Q| over a vocabulary, P and Q being student or teacher; at least 1.
 
