@@ -130,7 +130,7 @@ def row_of_function(
     """
     losses = tuple(losses)
     name = name or f"{getattr(function, '__module__', '')}:{getattr(function, '__name__', 'function')}"
-    kind = kind or kind_of_input(_first(function), losses, "policy")
+    kind = kind or kind_of_input(first_parameter(function), losses)
     derived = _derived(function, name, kind, option, losses)
     return replace(derived, function=function)
 
@@ -203,7 +203,7 @@ def declared(
     return found
 
 
-def _first(function: Callable[..., Any]) -> str:
+def first_parameter(function: Callable[..., Any]) -> str:
     """The name of a function's first parameter, or "" if it has none, or no signature."""
     try:
         return next(iter(inspect.signature(function).parameters), "")
@@ -211,10 +211,10 @@ def _first(function: Callable[..., Any]) -> str:
         return ""
 
 
-def kind_of_input(first: str, losses: Iterable[Loss], kind: Kind) -> Kind:
-    """The kind of the losses whose first input this is; `kind` if some of that kind, or none, have it."""
+def kind_of_input(first: str, losses: Iterable[Loss]) -> Kind:
+    """The kind of the losses with this first input: policy, if one of them is or if there are none."""
     kinds = [loss.kind for loss in losses if loss.needs[:1] == (first,)]
-    return kind if kind in kinds or not kinds else kinds[0]
+    return "policy" if "policy" in kinds or not kinds else kinds[0]
 
 
 def _check_data(loss: Loss) -> None:
