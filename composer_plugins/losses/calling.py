@@ -56,13 +56,13 @@ def call_unchecked(choice: Choice, tensors: Mapping[str, Any], **params: Any) ->
     return choice.loss.kernel()(*needed, **taken, **{**choice.params, **params})
 
 
-def check_inputs(choice: Choice, inputs: Mapping[str, Any], *, values: bool = True) -> None:
+def check_inputs(choice: Choice, inputs: Mapping[str, Any]) -> None:
     """Raise DataError unless these tensors, by their names in the catalogue, are what the loss takes.
 
     Checked are presence, dtype, shape, a top-k no larger than the vocabulary (`top_k`: ConfigError); and
     of values, at unmasked tokens, that log-probabilities are not positive, that ids are within the
     vocabulary, and that a loss per sequence gets one advantage per sequence. The values wait for the
-    device; `values=False` leaves them out. NaN passes: the loss shows it.
+    device. NaN passes: the loss shows it.
     """
     loss = choice.loss
     name = f"{loss.kind} {loss.name!r}"
@@ -76,11 +76,10 @@ def check_inputs(choice: Choice, inputs: Mapping[str, Any], *, values: bool = Tr
             _check_type(need, x)
         tensors = {need: x for need, x in present.items() if isinstance(x, Tensor)}
         _check_shapes(loss, tensors)
-        if values:
-            _check_values(tensors)
+        _check_values(tensors)
     except DataError as error:
         raise error.under(name, ", ") from None
-    if values and loss.per_sequence and differ_by_token(tensors["advantages"], tensors["mask"]):
+    if loss.per_sequence and differ_by_token(tensors["advantages"], tensors["mask"]):
         raise differing_advantages(loss)
     if "student_logits" in tensors:
         check_top_k(choice, tensors["student_logits"].shape[-1])
