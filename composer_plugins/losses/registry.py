@@ -148,8 +148,6 @@ def registered(manager: PluginManager, hook: str) -> Iterator[tuple[str, list[An
     Each plugin is called alone, so that a fault in one does not take the others down.
     """
     for name, plugin in manager.list_name_plugin():
-        if plugin is None:  # blocked
-            continue
         distribution, found = name.partition(" (")[0], list[Any]()
         others = [other for _, other in manager.list_name_plugin() if other is not plugin]
         try:
