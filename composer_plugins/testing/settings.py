@@ -269,12 +269,12 @@ def value_and_gradients(
     return result.detach(), dict(zip(wanted, found, strict=True))
 
 
-def draw_pairs(setting: Setting, pairs: int = 3) -> Batch:
-    """Draw rows without masked tokens, each of them twice, and all policies of a row equal."""
-    batch = setting.draw(size=pairs, spread=0.0, unmasked=1.0)
+def draw_pairs(setting: Setting) -> Batch:
+    """Draw three rows without masked tokens, each of them twice, and all policies of a row equal."""
+    batch = setting.draw(size=3, spread=0.0, unmasked=1.0)
     same = [name for name in batch if name.endswith("_logprobs") and INPUTS[name].shape == TOKENS]
     batch |= {name: batch[setting.trained[0]].clone() for name in same}
-    return select_rows(batch, torch.arange(pairs).repeat_interleave(2))
+    return select_rows(batch, torch.arange(3).repeat_interleave(2))
 
 
 def main_tensor(result: Any) -> Tensor:
