@@ -266,13 +266,9 @@ class Loss:
         enforce(wrong)
         return dict(params)
 
-    def dialect(self, upstream: str, key: str = "") -> Dialect:
-        """The dialect of that upstream; ConfigError with those there are."""
-        for dialect in self.dialects:
-            if dialect.upstream == upstream:
-                return dialect
-        known, alone = [d.upstream for d in self.dialects], f"{self.name!r} alone is the paper's"
-        raise unknown(key or self.kind, upstream, known, noun="dialect", stem=f"{self.name}@", more=alone)
+    def dialect(self, upstream: str) -> Dialect:
+        """The dialect of that upstream, which is one of its own."""
+        return next(one for one in self.dialects if one.upstream == upstream)
 
 
 def check_kind(kind: object, key: str) -> None:

@@ -15,7 +15,7 @@ from composer_plugins.frameworks.contract import Framework
 from composer_plugins.kernels.policy import cispo
 from composer_plugins.losses import bundled
 from composer_plugins.losses.calling import call
-from composer_plugins.losses.choosing import Choice, choose
+from composer_plugins.losses.choosing import Choice, choose, of_row
 from composer_plugins.losses.derived import check_row
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, Loss, Parameter
@@ -229,8 +229,8 @@ def test_a_choice_checks_its_inputs_only_when_asked() -> None:
 
 def test_a_choice_has_the_mode_and_the_scores_of_the_paper_or_of_its_dialect() -> None:
     def chosen(loss: Loss, **changes: Any) -> Choice:
-        dialects = (replace(loss.dialects[0], upstream="acme", **changes),)
-        return choose(loss.kind, f"{loss.name}@acme", losses=[replace(loss, dialects=dialects)])
+        dialect = replace(loss.dialects[0], upstream="acme", **changes)
+        return of_row(replace(loss, dialects=(dialect,)), dialect=dialect)
 
     policy, dpo = choose("policy", "cispo"), choose("preference", "dpo")
     assert (policy.mode, policy.name, dpo.average) == ("token-mean", "cispo", False)
