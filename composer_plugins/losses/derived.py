@@ -222,9 +222,6 @@ def _check_data(loss: Loss) -> None:
     for name in (*loss.needs, *loss.optional):
         if name not in INPUTS:
             raise _unknown_input(name)
-    listed = [*loss.needs, *loss.optional, *loss.parameters]
-    if twice := [name for name in dict.fromkeys(listed) if listed.count(name) > 1]:
-        raise ConfigError(twice[0], "the row names it twice in needs, optional and parameters", MEND)
     if loss.kind == "policy" and not loss.mode:
         raise ConfigError(
             "mode", "a policy loss has one, the denominator of its paper", f"set one of {', '.join(MODES)}"
@@ -243,13 +240,6 @@ def _check_dialect(loss: Loss, dialect: Dialect) -> None:
         loss.check(dialect.params)
     except ConfigError as error:
         raise error.under(where, ", ") from None
-    for name, fact in dialect.denominators.items():
-        if name not in loss.parameters or fact not in ("rows", "width"):
-            problem, remedy = f"it has {name!r}: {fact!r}", "set a parameter: 'rows' or 'width'"
-            raise ConfigError(f"{where}, denominators", problem, remedy)
-    for name in dialect.optional:
-        if name not in loss.optional:
-            raise ConfigError(f"{where}, optional", f"{name!r} is not among the row's optional inputs", MEND)
 
 
 def _check_signature(loss: Loss, signature: Mapping[str, inspect.Parameter]) -> None:

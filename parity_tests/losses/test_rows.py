@@ -84,7 +84,6 @@ def test_a_sound_row_passes() -> None:
         ({"mode": ""}, "mode: a policy loss has one, the denominator of its paper; set one of token-mean, "),
         ({"mode": "token_mean"}, "mode: unknown mode 'token_mean'; did you mean 'token-mean'?"),
         ({"dialects": (dialect(mode="sum"),)}, "mode: unknown mode 'sum'; known: "),
-        ({"optional": ("mask",)}, "mask: the row names it twice in needs, optional and parameters; correct"),
         # the kernel's signature
         ({"optional": ("entropies", "values")}, "values: the row names it, and foreign_kernels:mine does"),
         ({"path": "foreign_kernels:critic"}, "critic_values: the kernel foreign_kernels:critic takes it"),
@@ -98,8 +97,6 @@ def test_a_sound_row_passes() -> None:
         ({"dialects": (dialect({"scael": 1.0}),)}, "dialect 'mine@acme', scael: unknown mine parameter"),
         ({"dialects": (dialect({"scale": -1.0}),)}, "dialect 'mine@acme', scale: it is -1.0; set a finite"),
         ({"dialects": (dialect(), dialect({"scale": 1.0}))}, "dialect 'mine@acme': the row has it twice;"),
-        ({"dialects": (dialect(denominators={"scale": "tokens"}),)}, "'mine@acme', denominators: it has"),
-        ({"dialects": (dialect(optional=("values",)),)}, "'mine@acme', optional: 'values' is not among"),
         ({"dialects": (dialect(upstream=None),)}, "dialect 'mine@None', upstream: it is None; set a string"),
         ({"dialects": (dialect(note=None),)}, "dialect 'mine@acme', note: it is None; set a string"),
         # its path
