@@ -221,7 +221,9 @@ def _check_data(loss: Loss) -> None:
     _check_strings(loss)
     for name in (*loss.needs, *loss.optional):
         if name not in INPUTS:
-            raise _unknown_input(name)
+            hint = f"{did_you_mean(nearest)} " if (nearest := near(name, INPUTS)) else ""
+            problem = "it is not an input that any framework provides"
+            raise ConfigError(name, problem, f"{hint}composer_plugins/losses/inputs.py lists all")
     if loss.kind == "policy" and not loss.mode:
         raise ConfigError(
             "mode", "a policy loss has one, the denominator of its paper", f"set one of {', '.join(MODES)}"
@@ -263,13 +265,3 @@ def _check_strings(row: Loss | Dialect) -> None:
     for name in STRINGS[type(row)]:
         if not isinstance(value := getattr(row, name), str):
             raise ConfigError(name, f"it is {value!r}", "set a string")
-
-
-def _unknown_input(name: str) -> ConfigError:
-    nearest = near(name, INPUTS)
-    hint = did_you_mean(nearest) + " " if nearest else ""
-    return ConfigError(
-        name,
-        "it is not an input that any framework provides",
-        f"{hint}composer_plugins/losses/inputs.py lists all",
-    )
