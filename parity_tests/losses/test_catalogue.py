@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from composer_plugins.cli.recorded import examples
 from composer_plugins.cli.worked_example import tensors
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError, DataError
@@ -33,12 +34,11 @@ over_rows = pytest.mark.parametrize("loss", LOSSES, ids=row_id)
 @over_rows
 def test_a_row_passes_the_check_that_a_plugins_row_must_pass(loss: Loss) -> None:
     check_row(loss)  # its data, its kernel's signature and defaults, its dialects: losses/test_rows.py
-    for name, default in loss.defaults.items():
-        if default is REQUIRED:
-            loss.parameters[name].check(name, loss.parameters[name].example, REQUIRED)
-    examples = {name: p.example for name, p in loss.parameters.items() if loss.defaults[name] is REQUIRED}
+    required = examples(loss)
+    for name, example in required.items():
+        loss.parameters[name].check(name, example, REQUIRED)
     for dialect in loss.dialects:
-        given = {name: value for name, value in examples.items() if name not in dialect.params}
+        given = {name: value for name, value in required.items() if name not in dialect.params}
         given = {name: value for name, value in given.items() if name not in dialect.denominators}
         choice = choose(loss.kind, f"{loss.name}@{dialect.upstream}", given)
         assert choice.params == {**dialect.params, **given} and choice.optional == dialect.optional
