@@ -19,8 +19,8 @@ def named_templates(given: Iterable[str], key: str = "template") -> dict[str, st
     A given one is a name of TEMPLATES, or a text with {privileged_context} and, if wanted, {prompt}.
     Raises ConfigError for a text without its fields, and for a name that is not known.
     """
-    found, texts = dict[str, str](), list(given)
-    for i, text in enumerate(texts, start=1):
+    found = dict[str, str]()
+    for i, text in enumerate(given, start=1):
         written = TEMPLATES.get(text, text.replace("\\n", "\n"))
         check_template(key, written, {"privileged_context"}, {"prompt"})
         found[text if text in TEMPLATES else f"given {i}"] = written
