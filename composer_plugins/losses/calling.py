@@ -5,7 +5,7 @@ log-probabilities of integers are a mistake of the caller, and the error says so
 """
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -175,11 +175,6 @@ def _shape(loss: Loss, need: str) -> str:
 def _check_shapes(loss: Loss, tensors: Mapping[str, Tensor]) -> None:
     """Raise DataError unless axes of one name have one size (`*batch` is any number of axes)."""
     first: dict[str, tuple[str, Any]] = {}
-
-    def differ(need: str, other: str) -> NoReturn:
-        problem = f"it is {tuple(tensors[need].shape)}, and {other} is {tuple(tensors[other].shape)}"
-        raise DataError(need, problem, f"pass {_shape(loss, need)} and {_shape(loss, other)} of one batch")
-
     for need, x in tensors.items():
         if need == "advantages":
             continue
@@ -189,7 +184,9 @@ def _check_shapes(loss: Loss, tensors: Mapping[str, Tensor]) -> None:
                 problem = f"its vocabulary has {size} entries, and the vocabulary of {other} {expected}"
                 raise DataError(need, problem, "pad the smaller one with -inf logits")
             if size != expected:
-                differ(need, other)
+                problem = f"it is {tuple(x.shape)}, and {other} is {tuple(tensors[other].shape)}"
+                remedy = f"pass {_shape(loss, need)} and {_shape(loss, other)} of one batch"
+                raise DataError(need, problem, remedy)
     if {"k", "vocab"} <= first.keys() and first["k"][1] > first["vocab"][1]:
         (top, k), (logits, vocabulary) = first["k"], first["vocab"]
         problem = f"it has {k} entries, and the vocabulary of {logits} {vocabulary}"
