@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from composer_plugins.cli import app
 from composer_plugins.errors import ConfigError
 from composer_plugins.losses.calling import call
 from composer_plugins.losses.choosing import Choice, choose
@@ -19,6 +17,7 @@ from composer_plugins.losses.derived import check_row
 from composer_plugins.losses.inputs import INPUTS
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, Dialect, Loss, Parameter
+from parity_tests.rigs.commands import invoke
 
 KERNELS = '''from composer_plugins.kernels.types import TokenLoss
 def mine(logprobs, advantages, mask, *, entropies=None, scale=0.5): ...
@@ -201,7 +200,7 @@ def test_a_module_that_raises_anything_on_import_is_an_error(
     problem = f"'odd_losses:loss' cannot be imported: {reason}; make `import odd_losses` work where this runs"
     commands = ("check {}", "explain {}", "diff {} grpo", "migrate --to trl --loss {}")
     for words in (command.format("odd_losses:loss") for command in commands):
-        raised = CliRunner().invoke(app, words).exception
+        raised = invoke(*words.split()).exception
         assert isinstance(raised, ConfigError) and problem in str(raised), words
         assert raised.key in {"loss", "NAME", "FIRST", "--loss"}
 
