@@ -34,6 +34,7 @@ over_rows = pytest.mark.parametrize("loss", LOSSES, ids=row_id)
 @over_rows
 def test_a_row_passes_the_check_that_a_plugins_row_must_pass(loss: Loss) -> None:
     check_row(loss)  # its data, its kernel's signature and defaults, its dialects: losses/test_rows.py
+    assert not loss.advantage or choose("advantage", loss.advantage)
     required = examples(loss)
     for name, example in required.items():
         loss.parameters[name].check(name, example, REQUIRED)

@@ -94,14 +94,6 @@ SAME = f"{GRPO.path} has the name of {GRPO.path}, which"
         (plugin("mine"), "the check of its row 'mine' fails: AttributeError: 'str' object has no "),
         (plugin(replace(MINE, name="other", dialects=("trl",))), "the check of its row 'other' fails: "),
         (plugin(replace(MINE, name="grpo")), f"policy 'grpo': {SAME} composer-plugins registered; rename"),
-        (
-            plugin(replace(MINE, name="other", advantage="rlooo")),
-            "policy 'other', advantage: unknown advantage 'rlooo'; did you mean 'rloo'?",
-        ),
-        (
-            plugin(replace(MINE, name="other", advantage="cispo")),
-            "policy 'other', advantage: 'cispo' is a policy loss, not an advantage; choose another",
-        ),
     ],
 )
 def test_a_wrong_plugin_is_named_and_the_others_load(wrong: object, expected: str) -> None:
@@ -125,12 +117,6 @@ def test_a_framework_of_a_plugin_is_registered_and_a_wrong_one_is_named() -> Non
         "plugin of dist-0 1.0: framework 'trl': there is one already; rename it",
         f"plugin of dist-0 1.0: register: it got 'acme'; {wanted}",
     ]
-
-
-def test_a_policy_loss_may_name_an_advantage_of_a_plugin_that_loads_later() -> None:
-    (rloo,) = (loss for loss in registry.losses() if (loss.kind, loss.name) == ("advantage", "rloo"))
-    with_advantage = replace(MINE, name="with_advantage", advantage="of_theirs")
-    assert problems(plugin(with_advantage), plugin(replace(rloo, name="of_theirs"), MINE)) == []
 
 
 def test_the_second_of_two_plugins_with_one_name_is_named() -> None:
