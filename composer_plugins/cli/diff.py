@@ -138,7 +138,7 @@ def _print(console: Console, data: dict[str, Any]) -> None:
         console.print(table(cells, ("", *names), indent=2), "", sep="\n")
     for kind in dict.fromkeys(one["of"] for one in numbers or ()):
         found = [(one["at"], one["values"]) for one in numbers if one["of"] == kind]
-        cells = [(where, *(_written(values[name]) for name in names)) for where, values in found]
+        cells = [(where, *(written(values[name]) for name in names)) for where, values in found]
         console.print(table(cells, (kind, *names), right=names, indent=2), "", sep="\n")
     for name, values in data["examples"].items():
         given = ", ".join(f"{parameter}={value}" for parameter, value in values.items())
@@ -154,7 +154,3 @@ def _print(console: Console, data: dict[str, Any]) -> None:
         )
     elif not different and numbers is None:
         console.print("What they take does not differ.")
-
-
-def _written(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -49,8 +49,6 @@ def migrate(
     if bool(loss) == bool(given or context.obj is not None):
         problem = "both are given" if loss else "neither is given"
         raise ConfigError("FILE, --loss", problem, "give a config file, or --loss with the name of a loss")
-    if loss and source:
-        raise ConfigError("--from", "--loss names a loss of no framework's file", "remove one of them")
     if source:
         check(source, "--from")
     check(to, "--to")
@@ -70,7 +68,7 @@ def migrate(
     versions = f"Written for {resolve.configs_of(to).release(version)}."
     if read.release:
         versions = f"Read as a config of {read.release}. {versions}"
-    lines = [f"# {line}".rstrip() for line in comments(name, to, found, read, versions)]
+    lines = [f"# {line}".rstrip() for line in (versions, *comments(name, to, found, read))]
     answer("\n".join([*lines, found.text]), nl=False)
     if found.differences:
         raise typer.Exit(1)
@@ -94,12 +92,8 @@ def check(framework: str, option: str) -> None:
         raise resolve.unreadable(option, framework, resolve.readable())
 
 
-def comments(
-    name: str, to: str, found: resolve.Migrated, read: resolve.Resolved, versions: str = ""
-) -> Iterator[str]:
-    """The versions, what was not looked at, what the written config is, and each difference in a line."""
-    if versions:
-        yield versions
+def comments(name: str, to: str, found: resolve.Migrated, read: resolve.Resolved) -> Iterator[str]:
+    """What was not looked at, what the written config is, and each difference in a line."""
     unread = read.unread
     if unread:
         yield f"Not looked at: {' '.join(grouped(unread).split())}"  # in YAML a key may have several lines

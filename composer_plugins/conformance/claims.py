@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.losses.row import Kind
-from composer_plugins.testing.assertions import assert_parity, tolerance
+from composer_plugins.testing.assertions import assert_parity, largest_number, tolerance
 from composer_plugins.testing.draws import Draw
 
 VALUE, GRADIENT = "value", "gradient"
@@ -61,12 +61,6 @@ class Compared(NamedTuple):
         allowed = tolerance(self.dtype, self.terms, magnitude)
         scale = (magnitude if self.scale is None else self.scale) or 1.0
         return Error(largest / scale, allowed / scale)
-
-
-def largest_number(x: Tensor) -> float:
-    """The largest finite number by magnitude; 0 where there is none."""
-    finite = x.detach()[x.detach().isfinite()].abs()
-    return float(finite.max()) if finite.numel() else 0.0
 
 
 class Place(NamedTuple):

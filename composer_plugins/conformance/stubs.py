@@ -30,8 +30,7 @@ class Named(type):
     def __or__(cls, other: Any) -> Any:
         return Any
 
-    def __ror__(cls, other: Any) -> Any:
-        return Any
+    __ror__ = __or__
 
 
 class Anything(metaclass=Named):

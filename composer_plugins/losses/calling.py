@@ -5,7 +5,7 @@ log-probabilities of integers are a mistake of the caller, and the error says so
 """
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,13 +56,13 @@ def call_unchecked(choice: Choice, tensors: Mapping[str, Any], **params: Any) ->
     return choice.loss.kernel()(*needed, **taken, **{**choice.params, **params})
 
 
-def check_inputs(choice: Choice, inputs: Mapping[str, Any], *, values: bool = True) -> None:
+def check_inputs(choice: Choice, inputs: Mapping[str, Any]) -> None:
     """Raise DataError unless these tensors, by their names in the catalogue, are what the loss takes.
 
     Checked are presence, dtype, shape, a top-k no larger than the vocabulary (`top_k`: ConfigError); and
     of values, at unmasked tokens, that log-probabilities are not positive, that ids are within the
     vocabulary, and that a loss per sequence gets one advantage per sequence. The values wait for the
-    device; `values=False` leaves them out. NaN passes: the loss shows it.
+    device. NaN passes: the loss shows it.
     """
     loss = choice.loss
     name = f"{loss.kind} {loss.name!r}"
@@ -76,11 +76,10 @@ def check_inputs(choice: Choice, inputs: Mapping[str, Any], *, values: bool = Tr
             _check_type(need, x)
         tensors = {need: x for need, x in present.items() if isinstance(x, Tensor)}
         _check_shapes(loss, tensors)
-        if values:
-            _check_values(tensors)
+        _check_values(tensors)
     except DataError as error:
         raise error.under(name, ", ") from None
-    if values and loss.per_sequence and differ_by_token(tensors["advantages"], tensors["mask"]):
+    if loss.per_sequence and differ_by_token(tensors["advantages"], tensors["mask"]):
         raise differing_advantages(loss)
     if "student_logits" in tensors:
         check_top_k(choice, tensors["student_logits"].shape[-1])
@@ -176,11 +175,6 @@ def _shape(loss: Loss, need: str) -> str:
 def _check_shapes(loss: Loss, tensors: Mapping[str, Tensor]) -> None:
     """Raise DataError unless axes of one name have one size (`*batch` is any number of axes)."""
     first: dict[str, tuple[str, Any]] = {}
-
-    def differ(need: str, other: str) -> NoReturn:
-        problem = f"it is {tuple(tensors[need].shape)}, and {other} is {tuple(tensors[other].shape)}"
-        raise DataError(need, problem, f"pass {_shape(loss, need)} and {_shape(loss, other)} of one batch")
-
     for need, x in tensors.items():
         if need == "advantages":
             continue
@@ -190,7 +184,9 @@ def _check_shapes(loss: Loss, tensors: Mapping[str, Tensor]) -> None:
                 problem = f"its vocabulary has {size} entries, and the vocabulary of {other} {expected}"
                 raise DataError(need, problem, "pad the smaller one with -inf logits")
             if size != expected:
-                differ(need, other)
+                problem = f"it is {tuple(x.shape)}, and {other} is {tuple(tensors[other].shape)}"
+                remedy = f"pass {_shape(loss, need)} and {_shape(loss, other)} of one batch"
+                raise DataError(need, problem, remedy)
     if {"k", "vocab"} <= first.keys() and first["k"][1] > first["vocab"][1]:
         (top, k), (logits, vocabulary) = first["k"], first["vocab"]
         problem = f"it has {k} entries, and the vocabulary of {logits} {vocabulary}"

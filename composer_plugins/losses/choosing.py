@@ -111,18 +111,16 @@ def choose(
     *,
     option: str = "",
     also_accepted: Iterable[str] = (),
-    losses: Iterable[Loss] | None = None,
     what_to_set: Callable[[Loss, str], str] = lambda loss, name: "",
 ) -> Choice:
     """Return the installed loss of this kind that `name` names, with `params` over those of its dialect.
 
     `option` is the option that holds the name, and `also_accepted` what else that option accepts, for the
-    error. `losses` are the rows to choose from, by default those that are installed. `what_to_set` is the
-    remedy for a parameter by the name that a framework has for it (`Loss.check`).
+    error. `what_to_set` is the remedy for a parameter by the name that a framework has for it (`Loss.check`).
     Raises ConfigError for an unknown name, dialect or parameter, for a value out of its range, and for a
     required parameter that is missing.
     """
-    known = installed.registry() if losses is None else Registry(tuple(losses), {}, ())
+    known = installed.registry()
     chosen = _chosen(kind, name, option or kind, known, also_accepted)
     loss, dialect, key = chosen.loss, chosen.dialect, chosen.params_option
     others = of_kind(known.losses, kind).values()
@@ -205,9 +203,9 @@ def find(
     return [of_row(loss, key, loss.dialect(upstream)) for loss in having]
 
 
-def find_one(name: str, kind: str | None = None, key: str = "loss") -> Choice:
+def find_one(name: str, kind: str | None = None) -> Choice:
     """The installed loss or dialect that `find` finds; of several kinds, the policy loss."""
-    found = {one.loss.kind: one for one in find(installed.registry(), name, kind, key, "kind")}
+    found = {one.loss.kind: one for one in find(installed.registry(), name, kind, "loss", "kind")}
     return found[kind_meant(found, name)]
 
 

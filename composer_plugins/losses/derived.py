@@ -130,7 +130,7 @@ def row_of_function(
     """
     losses = tuple(losses)
     name = name or f"{getattr(function, '__module__', '')}:{getattr(function, '__name__', 'function')}"
-    kind = kind or kind_of_input(_first(function), losses, "policy")
+    kind = kind or kind_of_input(first_parameter(function), losses)
     derived = _derived(function, name, kind, option, losses)
     return replace(derived, function=function)
 
@@ -203,7 +203,7 @@ def declared(
     return found
 
 
-def _first(function: Callable[..., Any]) -> str:
+def first_parameter(function: Callable[..., Any]) -> str:
     """The name of a function's first parameter, or "" if it has none, or no signature."""
     try:
         return next(iter(inspect.signature(function).parameters), "")
@@ -211,20 +211,19 @@ def _first(function: Callable[..., Any]) -> str:
         return ""
 
 
-def kind_of_input(first: str, losses: Iterable[Loss], kind: Kind) -> Kind:
-    """The kind of the losses whose first input this is; `kind` if some of that kind, or none, have it."""
+def kind_of_input(first: str, losses: Iterable[Loss]) -> Kind:
+    """The kind of the losses with this first input: policy, if one of them is or if there are none."""
     kinds = [loss.kind for loss in losses if loss.needs[:1] == (first,)]
-    return kind if kind in kinds or not kinds else kinds[0]
+    return "policy" if "policy" in kinds or not kinds else kinds[0]
 
 
 def _check_data(loss: Loss) -> None:
     _check_strings(loss)
     for name in (*loss.needs, *loss.optional):
         if name not in INPUTS:
-            raise _unknown_input(name)
-    listed = [*loss.needs, *loss.optional, *loss.parameters]
-    if twice := [name for name in dict.fromkeys(listed) if listed.count(name) > 1]:
-        raise ConfigError(twice[0], "the row names it twice in needs, optional and parameters", MEND)
+            hint = f"{did_you_mean(nearest)} " if (nearest := near(name, INPUTS)) else ""
+            problem = "it is not an input that any framework provides"
+            raise ConfigError(name, problem, f"{hint}composer_plugins/losses/inputs.py lists all")
     if loss.kind == "policy" and not loss.mode:
         raise ConfigError(
             "mode", "a policy loss has one, the denominator of its paper", f"set one of {', '.join(MODES)}"
@@ -243,13 +242,6 @@ def _check_dialect(loss: Loss, dialect: Dialect) -> None:
         loss.check(dialect.params)
     except ConfigError as error:
         raise error.under(where, ", ") from None
-    for name, fact in dialect.denominators.items():
-        if name not in loss.parameters or fact not in ("rows", "width"):
-            problem, remedy = f"it has {name!r}: {fact!r}", "set a parameter: 'rows' or 'width'"
-            raise ConfigError(f"{where}, denominators", problem, remedy)
-    for name in dialect.optional:
-        if name not in loss.optional:
-            raise ConfigError(f"{where}, optional", f"{name!r} is not among the row's optional inputs", MEND)
 
 
 def _check_signature(loss: Loss, signature: Mapping[str, inspect.Parameter]) -> None:
@@ -273,13 +265,3 @@ def _check_strings(row: Loss | Dialect) -> None:
     for name in STRINGS[type(row)]:
         if not isinstance(value := getattr(row, name), str):
             raise ConfigError(name, f"it is {value!r}", "set a string")
-
-
-def _unknown_input(name: str) -> ConfigError:
-    nearest = near(name, INPUTS)
-    hint = did_you_mean(nearest) + " " if nearest else ""
-    return ConfigError(
-        name,
-        "it is not an input that any framework provides",
-        f"{hint}composer_plugins/losses/inputs.py lists all",
-    )

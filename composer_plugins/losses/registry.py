@@ -7,7 +7,7 @@ distribution, and the other plugins load.
 
 import inspect
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.metadata import EntryPoint, distributions
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ import pluggy
 
 from composer_plugins import hookspecs
 from composer_plugins.errors import ConfigError, in_a_line, unknown
-from composer_plugins.losses.row import Loss, unknown_loss
+from composer_plugins.losses.row import Loss
 
 GROUP = hookspecs.PROJECT
 OURS = "composer-plugins"
@@ -108,18 +108,18 @@ def collect(manager: PluginManager, *, kernels: bool = True) -> Registry:
                     from composer_plugins.losses.derived import check_row
 
                     check_row(loss, kernel=kernels)
-                _refuse_a_duplicate(loss, losses, origins)
+                key = (loss.kind, loss.name)
+                if key in losses:
+                    taken = f"the name of {losses[key].path}, which {origins[key]} registered"
+                    where = f"{loss.kind} {loss.name!r}"
+                    raise ConfigError(where, f"{loss.path} has {taken}", "rename the loss")
             except ConfigError as error:
                 problems.append(Problem(distribution, str(error), _name(loss)))
             except (Exception, SystemExit) as error:  # a row that holds anything at all
                 message = f"the check of its row {_name(loss)!r} fails: {in_a_line(error)}"
                 problems.append(Problem(distribution, message, _name(loss)))
             else:
-                losses[loss.kind, loss.name], origins[loss.kind, loss.name] = loss, distribution
-    # Only now, because a plugin that loads later may bring the advantage.
-    for key, wrong in [(one, wrong) for one in losses for wrong in _unknown_advantage(losses, *one)]:
-        problems.append(Problem(origins.pop(key), str(wrong), key[1]))
-        del losses[key]
+                losses[key], origins[key] = loss, distribution
     return Registry(tuple(losses.values()), origins, tuple(problems))
 
 
@@ -148,8 +148,6 @@ def registered(manager: PluginManager, hook: str) -> Iterator[tuple[str, list[An
     Each plugin is called alone, so that a fault in one does not take the others down.
     """
     for name, plugin in manager.list_name_plugin():
-        if plugin is None:  # blocked
-            continue
         distribution, found = name.partition(" (")[0], list[Any]()
         others = [other for _, other in manager.list_name_plugin() if other is not plugin]
         try:
@@ -158,23 +156,6 @@ def registered(manager: PluginManager, hook: str) -> Iterator[tuple[str, list[An
             yield distribution, [], Problem(distribution, f"its hook fails: {in_a_line(error)}")
         else:
             yield distribution, found, None
-
-
-def _refuse_a_duplicate(
-    loss: Loss, losses: Mapping[tuple[str, str], Loss], origins: Mapping[tuple[str, str], str]
-) -> None:
-    key = (loss.kind, loss.name)
-    if key in losses:
-        problem = f"{loss.path} has the name of {losses[key].path}, which {origins[key]} registered"
-        raise ConfigError(f"{loss.kind} {loss.name!r}", problem, "rename the loss")
-
-
-def _unknown_advantage(losses: Mapping[tuple[str, str], Loss], kind: str, name: str) -> Iterator[ConfigError]:
-    """Yield an error if a loss names an advantage that nobody registered."""
-    advantage = losses[kind, name].advantage
-    if advantage and ("advantage", advantage) not in losses:
-        error = unknown_loss(losses.values(), advantage, "advantage")
-        yield error.under(f"{kind} {name!r}", ", ")
 
 
 def _name(loss: object) -> str:

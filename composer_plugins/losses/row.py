@@ -109,9 +109,8 @@ class Parameter:
         is_number = isinstance(value, numbers) and not isinstance(value, bool)
         # NaN compares as outside; the largest float keeps out infinities and integers beyond it.
         if not is_number or not max(self.low, -MAX) <= value <= min(self.high, MAX):
-            noun = "integer" if self.integer else "finite number"
-            article = "an" if self.integer else "a"
-            raise ConfigError(key, f"it is {value!r}", f"set {article} {noun} in {self.interval}")
+            wanted = "an integer" if self.integer else "a finite number"
+            raise ConfigError(key, f"it is {value!r}", f"set {wanted} in {self.interval}")
 
     @property
     def low_open(self) -> bool:
@@ -131,16 +130,12 @@ def _check_type(key: str, value: Any, default: Any) -> None:
     """Raise ConfigError for a number that is not finite, and for another type than that of the default."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(key, f"it is {value!r}", "set a finite number")
-    types: tuple[tuple[Any, str], ...] = (
-        (bool, "True or False"),
-        (str, "a string"),
-        (int | float, "a number"),
-    )
-    wanted = next(((one, noun) for one, noun in types if isinstance(default, one)), None)
+    types: dict[Any, str] = {bool: "True or False", str: "a string", int | float: "a number"}
+    wanted = next((one for one in types if isinstance(default, one)), None)
     if value is None or wanted is None:  # None may switch something off
         return
-    if not isinstance(value, wanted[0]) or isinstance(value, bool) != isinstance(default, bool):
-        raise ConfigError(key, f"it is {value!r}", f"set {wanted[1]}, as the default {default!r} is")
+    if not isinstance(value, wanted) or isinstance(value, bool) != isinstance(default, bool):
+        raise ConfigError(key, f"it is {value!r}", f"set {types[wanted]}, as the default {default!r} is")
 
 
 REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "required"})()
@@ -266,13 +261,9 @@ class Loss:
         enforce(wrong)
         return dict(params)
 
-    def dialect(self, upstream: str, key: str = "") -> Dialect:
-        """The dialect of that upstream; ConfigError with those there are."""
-        for dialect in self.dialects:
-            if dialect.upstream == upstream:
-                return dialect
-        known, alone = [d.upstream for d in self.dialects], f"{self.name!r} alone is the paper's"
-        raise unknown(key or self.kind, upstream, known, noun="dialect", stem=f"{self.name}@", more=alone)
+    def dialect(self, upstream: str) -> Dialect:
+        """The dialect of that upstream, which is one of its own."""
+        return next(one for one in self.dialects if one.upstream == upstream)
 
 
 def check_kind(kind: object, key: str) -> None:

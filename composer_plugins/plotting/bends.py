@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -60,14 +61,12 @@ def with_both_sides(x: Tensor, marks: Iterable[float]) -> Tensor:
 
 def _runs(flat: list[bool]) -> list[tuple[int, int]]:
     """The first and last point of each run of constant segments."""
-    runs, start = list[tuple[int, int]](), None
-    for i, constant in enumerate([*flat, False]):
-        if constant and start is None:
-            start = i
-        elif not constant and start is not None:
-            if i - start >= SHORTEST:
-                runs.append((start, i))
-            start = None
+    runs, start = list[tuple[int, int]](), 0
+    for constant, segments in groupby(flat):
+        end = start + len([*segments])
+        if constant and end - start >= SHORTEST:
+            runs.append((start, end))
+        start = end
     return runs
 
 

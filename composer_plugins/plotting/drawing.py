@@ -193,17 +193,16 @@ def _draw_caps(axes: Axes, series: Sequence[Series], styles: dict[str, int], col
 
 
 def _draw_bars(axes: Axes, panel: Panel, styles: dict[str, int], colours: Colours) -> None:
-    width = 0.8 / len(styles)
+    width, numbers = 0.8 / len(styles), len(panel.categories) * len(panel.series)
     for series in panel.series:
         i = styles[series.label]
         left = [x - 0.4 + width * (i + 0.5) for x in series.x]
         bars = axes.bar(left, series.y, width * 0.92, color=_colour(i, colours), label=series.label)
-        if (numbers := len(panel.categories) * len(panel.series)) <= MOST_NUMBERS:
+        if numbers <= MOST_NUMBERS:
             turned = 90 if numbers > MOST_UPRIGHT else 0
             axes.bar_label(bars, fmt="%.2g", size=7.5, color=colours.ink, padding=2, rotation=turned)
     axes.set_xticks(range(len(panel.categories)), panel.categories)
-    without_numbers = len(panel.categories) * len(panel.series) > MOST_NUMBERS
-    if without_numbers and not any(y for series in panel.series for y in series.y):
+    if numbers > MOST_NUMBERS and not any(y for series in panel.series for y in series.y):
         axes.text(0.5, 0.55, "0 for all", color=colours.ink, size=9, ha="center", transform=axes.transAxes)
 
 

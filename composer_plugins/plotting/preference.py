@@ -101,8 +101,7 @@ def _reach(choice: Choice) -> float:
 def _notes(chosen: Sequence[Choice], axes: Axes) -> list[str]:
     notes = []
     if axes is PAIRS:
-        with_reference = [one.name for one in chosen if "ref_chosen" in one.loss.needs]
-        if with_reference:
+        if any("ref_chosen" in one.loss.needs for one in chosen):
             notes.append("The margin is that of the log ratios to the reference.")
         if averages := [one.name for one in chosen if one.average]:
             notes.append(f"Scores are averages per token in {', '.join(averages)}.")

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from composer_plugins.config import ComposerConfig, check_template
-from composer_plugins.errors import ConfigError
 
 TEMPLATES: dict[str, str] = {
     "default": ComposerConfig.model_fields["teacher_prompt_template"].default,
@@ -20,13 +19,8 @@ def named_templates(given: Iterable[str], key: str = "template") -> dict[str, st
     A given one is a name of TEMPLATES, or a text with {privileged_context} and, if wanted, {prompt}.
     Raises ConfigError for a text without its fields, and for a name that is not known.
     """
-    found, texts = dict[str, str](), list(given)
-    for i, text in enumerate(texts, start=1):
-        if "{" not in text and text not in TEMPLATES:
-            problem = (
-                f"{text!r} is not one of {', '.join(TEMPLATES)}, and has no field {{privileged_context}}"
-            )
-            raise ConfigError(key, problem, "give a name, or a text with {prompt} and {privileged_context}")
+    found = dict[str, str]()
+    for i, text in enumerate(given, start=1):
         written = TEMPLATES.get(text, text.replace("\\n", "\n"))
         check_template(key, written, {"privileged_context"}, {"prompt"})
         found[text if text in TEMPLATES else f"given {i}"] = written

@@ -11,6 +11,12 @@ def tolerance(dtype: torch.dtype, terms: int, magnitude: float) -> float:
     return torch.finfo(dtype).eps * ROUNDINGS_PER_TERM * terms * magnitude
 
 
+def largest_number(x: Tensor) -> float:
+    """The largest finite number by magnitude; 0 where there is none."""
+    finite = x.detach()[x.detach().isfinite()].abs()
+    return float(finite.max()) if finite.numel() else 0.0
+
+
 def assert_parity(
     ours: Tensor,
     theirs: Tensor,
@@ -28,10 +34,7 @@ def assert_parity(
     __tracebackhide__ = True
     ours, theirs = ours.detach().to(torch.float64), theirs.detach().to(torch.float64)
     assert ours.shape == theirs.shape, f"{what}: shape {tuple(ours.shape)}, not {tuple(theirs.shape)}"
-    if magnitude is None:
-        finite = theirs[theirs.isfinite()].abs()
-        magnitude = float(finite.max()) if finite.numel() else 0.0
-    allowed = tolerance(dtype, terms, magnitude)
+    allowed = tolerance(dtype, terms, largest_number(theirs) if magnitude is None else magnitude)
     wrong = ~((ours - theirs).abs() <= allowed)
     wrong &= ~((ours == theirs) | (ours.isnan() & theirs.isnan()))
     if wrong.any():
@@ -42,21 +45,6 @@ def assert_parity(
         count = f"{int(wrong.sum())} of {wrong.numel()} differ by more than {allowed:.3g}"
         largest = (ours - theirs).abs()[wrong].nan_to_num(nan=float("inf")).max()
         raise AssertionError(f"{what}: {count}; max error {float(largest):.6g}\n" + "\n".join(rows))
-
-
-def assert_loss_parity(
-    loss: Tensor, token_loss: Tensor, logprobs: Tensor, *, theirs: Tensor, their_gradient: Tensor
-) -> None:
-    """Assert that a reduced loss and its gradient equal those of a reference.
-
-    The loss is a sum over tokens that may cancel, so the magnitude is its largest term and not the sum. The
-    gradient of one token is a sum over tokens too, where ratios are per sequence.
-    """
-    __tracebackhide__ = True
-    share, gradient = torch.autograd.grad(loss, [token_loss, logprobs])
-    largest = float((share * token_loss.detach()).abs().max())
-    assert_parity(loss, theirs, terms=token_loss.numel(), magnitude=largest, what="loss")
-    assert_parity(gradient, their_gradient, terms=token_loss.shape[-1], what="gradient")
 
 
 def largest_term(student_logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0) -> float:

@@ -61,13 +61,11 @@ def token_batch(draw: Draw, max_rows: int = 5, max_tokens: int = 7) -> dict[str,
     return {"logprobs": logprobs, "old_logprobs": old, "advantages": advantages, "mask": mask}
 
 
-def logit_pair(
-    draw: Draw, max_tokens: int = 4, max_vocab: int = 9, *, forbid: bool = True
-) -> dict[str, Tensor]:
+def logit_pair(draw: Draw, *, forbid: bool = True) -> dict[str, Tensor]:
     """Draw student and teacher logits [B, T, V] and a mask; `forbid` allows an entry of -inf in both."""
     g = generator(draw)
-    rows, tokens = draw.integer(1, 3, "rows"), draw.integer(1, max_tokens, "tokens")
-    vocab = draw.integer(1, max_vocab, "vocab")
+    rows, tokens = draw.integer(1, 3, "rows"), draw.integer(1, 4, "tokens")
+    vocab = draw.integer(1, 9, "vocab")
     scale = draw.choose([0.1, 1.0, 10.0], "logit scale")
     student = scale * torch.randn(rows, tokens, vocab, generator=g, dtype=torch.float64)
     teacher = scale * torch.randn(rows, tokens, vocab, generator=g, dtype=torch.float64)

@@ -58,16 +58,6 @@ class Law(NamedTuple):
     causes: Mapping[str, str] = {}  # by kind, where another thing usually breaks it
 
 
-class Own(NamedTuple):
-    """What a law has of its own with one subject. What is empty is as with the others."""
-
-    name: str = ""  # the one that users have written in `exceptions` and --only
-    summary: str = ""
-    cause: str = ""
-    excuse: Excuse | None = None
-    finding: Finding | None = None
-
-
 EVERY_LAW: list[Law] = []
 NOT_RUN: dict[str, str] = {}  # why a law of policy losses is not run on a function, by its name
 ONE_NUMBER = "the function returns one number, and not one loss per token"
@@ -75,12 +65,13 @@ NONE: Mapping[str, Any] = {}
 
 
 def law(
-    *kinds: str, cause: str, own: Mapping[str, Own] = NONE, no_function: str = "", **fields: Any
+    *kinds: str, cause: str, own: Mapping[str, Any] = NONE, no_function: str = "", **fields: Any
 ) -> Callable[[Check], Check]:
     """Register a function of a subject as a law of these kinds; its first line is the summary.
 
-    `own` has further subjects, with what is different about them. `no_function` is the reason why a law of
-    policy losses is not run on a function. `fields` are further fields of `Law`.
+    `own` has further subjects, each with the fields of `Law` that are different for it: a name, for example,
+    that users have written in `exceptions` and --only. `no_function` is the reason why a law of policy losses
+    is not run on a function. `fields` are further fields of `Law`.
     """
 
     def register(check: Check) -> Check:
@@ -89,9 +80,8 @@ def law(
         base = Law(check.__name__, summary, of_kernels, cause, check, **fields)
         if of_kernels:
             EVERY_LAW.append(base)
-        for kind, one in ({kind: Own() for kind in kinds if kind not in KINDS} | {**own}).items():
-            found = {name: value for name, value in one._asdict().items() if value}
-            EVERY_LAW.append(base._replace(kinds=(kind,), **found))
+        for kind, different in ({kind: NONE for kind in kinds if kind not in KINDS} | {**own}).items():
+            EVERY_LAW.append(base._replace(kinds=(kind,), **different))
         if no_function:
             NOT_RUN[base.name] = no_function
         return check

@@ -12,7 +12,7 @@ from composer_plugins.losses.calling import call_unchecked, versions
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.inputs import INPUTS, PAIRS, ROWS, TOKENS, TOP_K, VOCAB
 from composer_plugins.losses.row import REQUIRED, Loss, Parameter, Value
-from composer_plugins.testing.assertions import tolerance
+from composer_plugins.testing.assertions import largest_number, tolerance
 from composer_plugins.testing.inputs import (
     DRAWS,
     FINITE,
@@ -146,8 +146,7 @@ class Setting:
 
     def allowed(self, wanted: Tensor, dtype: torch.dtype) -> float:
         """The difference that rounding explains: of a token, whose longest sum is one over its row."""
-        finite = wanted[wanted.isfinite()].abs()
-        magnitude = float(finite.max()) if finite.numel() else 0.0
+        magnitude = largest_number(wanted)
         if dtype is torch.float32:
             # A log ratio cancels: its rounding is that of the log-probabilities, and a slope magnifies it.
             magnitude = 10 * max(1.0, magnitude)
@@ -270,12 +269,12 @@ def value_and_gradients(
     return result.detach(), dict(zip(wanted, found, strict=True))
 
 
-def draw_pairs(setting: Setting, pairs: int = 3) -> Batch:
-    """Draw rows without masked tokens, each of them twice, and all policies of a row equal."""
-    batch = setting.draw(size=pairs, spread=0.0, unmasked=1.0)
+def draw_pairs(setting: Setting) -> Batch:
+    """Draw three rows without masked tokens, each of them twice, and all policies of a row equal."""
+    batch = setting.draw(size=3, spread=0.0, unmasked=1.0)
     same = [name for name in batch if name.endswith("_logprobs") and INPUTS[name].shape == TOKENS]
     batch |= {name: batch[setting.trained[0]].clone() for name in same}
-    return select_rows(batch, torch.arange(pairs).repeat_interleave(2))
+    return select_rows(batch, torch.arange(3).repeat_interleave(2))
 
 
 def main_tensor(result: Any) -> Tensor:

@@ -49,11 +49,9 @@ def token_batches(max_rows: int = 5, max_tokens: int = 7) -> st.SearchStrategy[d
     return drawn_by(draws.token_batch, max_rows, max_tokens)
 
 
-def logit_pairs(
-    max_tokens: int = 4, max_vocab: int = 9, *, forbid: bool = True
-) -> st.SearchStrategy[dict[str, Tensor]]:
+def logit_pairs(*, forbid: bool = True) -> st.SearchStrategy[dict[str, Tensor]]:
     """Draw student and teacher logits [B, T, V] and a mask; `forbid` allows an entry of -inf in both."""
-    return drawn_by(draws.logit_pair, max_tokens, max_vocab, forbid=forbid)
+    return drawn_by(draws.logit_pair, forbid=forbid)
 
 
 @st.composite

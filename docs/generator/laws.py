@@ -26,17 +26,13 @@ def _parts(section: Section) -> Iterator[str]:
     if section.option:
         yield f"## With {section.option}\n"
     yield f"{plain(section.text)}\n"
-    last = {"": "kinds", "--as": "with --as"}.get(section.option)
     rows = []
     for law in section.laws:
         kinds = [KINDS[kind].plural.replace(" losses", "") for kind in law.kinds]
         where = law.frameworks if section.option else kinds
-        cells = (f"`{law.name}`", plain(law.summary), plain(law.cause), law.finding)
-        rows.append((*cells, ", ".join(where)) if last else cells)
-    yield table(
-        ("law", "what it says", "what usually breaks it", "a loss that breaks it", *([last] if last else [])),
-        rows,
-    )
+        rows.append((f"`{law.name}`", plain(law.summary), plain(law.cause), law.finding, ", ".join(where)))
+    head = ("law", "what it says", "what usually breaks it", "a loss that breaks it")
+    yield table((*head, "with --as" if section.option else "kinds"), rows)
     if section.not_run:
         yield NOT_RUN_TEXT
         yield table(("law", "why"), [(f"`{name}`", plain(reason)) for name, reason in section.not_run])

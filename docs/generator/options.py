@@ -11,7 +11,7 @@ from typing import Any
 
 from composer_plugins.adapters.prime_rl_plugin.migration import inline
 from composer_plugins.frameworks import contract, verl
-from composer_plugins.frameworks.contract import NamedLoss, Option
+from composer_plugins.frameworks.contract import Option
 from composer_plugins.frameworks.prime_rl import PRIME_RL
 from composer_plugins.frameworks.registry import called
 from composer_plugins.frameworks.trl import LOSS_OPTIONS, OF_MODES, TRL
@@ -169,15 +169,11 @@ def of_prime_rl() -> str:
     """The options of PRIME-RL's own losses, and what they are called here."""
     body: list[tuple[str, ...]] = []
     for own in PRIME_RL.losses:
+        loss = find_one(own.row, "policy").loss
         start = (f"`{own.options['type']}`", f"`policy = {inline(own.row)}`")
         for option in own.own:
-            body.append((*start, f"`{option.key} = {inline(option.default)}`", _set_by(own, option)))
+            here = ", ".join(f"`policy_params.{name}`" for name in contract.parameters_of(option.sets, loss))
+            body.append((*start, f"`{option.key} = {inline(option.default)}`", here))
             start = ("", "")
     head = ("its loss", "here", "its option, with its default", "here, below `kwargs`")
     return table(head, body)
-
-
-def _set_by(own: NamedLoss, option: Option) -> str:
-    """What the option sets here."""
-    loss = find_one(own.row, "policy").loss
-    return ", ".join(f"`policy_params.{name}`" for name in contract.parameters_of(option.sets, loss))

@@ -65,12 +65,7 @@ def home() -> str:
 
 def found(patterns: tuple[str, ...]) -> list[str]:
     """The files that match, relative to the repository."""
-    return sorted(
-        path.relative_to(ROOT).as_posix()
-        for pattern in patterns
-        for path in ROOT.glob(pattern)
-        if "__pycache__" not in path.parts
-    )
+    return sorted(path.relative_to(ROOT).as_posix() for pattern in patterns for path in ROOT.glob(pattern))
 
 
 def _target(file: str, link: str, on_the_site: Set[str], shown: dict[str, str]) -> str:

@@ -8,10 +8,11 @@ from composer_plugins.adapters.nemo_rl_loss import loss as nemo_rl
 from composer_plugins.adapters.skyrl_loss.options import CHOOSES
 from composer_plugins.adapters.slime_loss import options as slime
 from composer_plugins.adapters.verl_plugin.options import TARGET
+from composer_plugins.cli.recorded import examples
 from composer_plugins.frameworks import registry as frameworks
 from composer_plugins.frameworks.skyrl import ENTRYPOINT, NODE, SKYRL, Key
 from composer_plugins.frameworks.slime import SLIME
-from composer_plugins.losses.row import KINDS, REQUIRED, Loss
+from composer_plugins.losses.row import KINDS, Loss
 from composer_plugins.objective.objective import NORM
 
 WEIGHTS = {"hint_divergence": {"hint_weight": 1.0}, "replay_loss": {"replay_weight": 0.5}}
@@ -73,9 +74,8 @@ def options(loss: Loss) -> dict[str, Any]:
     option = KINDS[loss.kind].option
     if not option:
         return {}
-    required = [name for name in loss.parameters if loss.defaults[name] is REQUIRED]
-    examples = {name: loss.parameters[name].example for name in required}
-    params = {f"{option.partition('_')[0]}_params": examples} if examples else {}
+    required = examples(loss)
+    params = {f"{option.partition('_')[0]}_params": required} if required else {}
     return WEIGHTS.get(option, {}) | {option: loss.name} | params
 
 

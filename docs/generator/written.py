@@ -36,14 +36,8 @@ IS_HERE: dict[str, Callable[[], bool]] = {
     NEMO_RL: lambda: bool(os.environ.get("NEMO_RL_SOURCE")),
     SLIME: lambda: bool(os.environ.get("SLIME_SOURCE")),
 }
-NOT_BY_MAKE = (
-    CHECKOUT,
-    NEMO_RL,
-    SLIME,
-    TORCHTITAN,
-    VERSIONS,
-    RUNS,
-)  # what no environment of `make pages` has
+# What no environment of `make pages` has.
+NOT_BY_MAKE = (CHECKOUT, NEMO_RL, SLIME, TORCHTITAN, VERSIONS, RUNS)
 
 
 class Part(NamedTuple):

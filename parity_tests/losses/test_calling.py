@@ -25,8 +25,8 @@ DPO, KTO, BCO = (choose("preference", name) for name in ("dpo", "kto", "bco"))
 ADVANTAGE, OPO, GDPO, REMAX = (choose("advantage", name) for name in ("grpo", "opo", "gdpo", "remax"))
 
 
-def check(choice: Choice, *, values: bool = True, **changed: Any) -> None:
-    check_inputs(choice, tensors(choice.loss) | changed, values=values)
+def check(choice: Choice, **changed: Any) -> None:
+    check_inputs(choice, tensors(choice.loss) | changed)
 
 
 LOSS, WHERE = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
@@ -176,14 +176,6 @@ def test_a_wrong_tensor_is_an_error_with_a_remedy(choice: Choice, changed: Any, 
 )  # fmt: skip
 def test_an_unusual_batch_passes(choice: Choice, changed: Any) -> None:
     check(choice, **changed)
-
-
-def test_values_are_not_read_if_not_asked_for() -> None:
-    check(TOP_K, values=False, teacher_topk_ids=with_id(5, 0, 0, 0))
-    on_meta = {name: x.to("meta") for name, x in tensors(GRPO.loss).items()}  # a device without values
-    check(GRPO, values=False, **on_meta)
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        check(GRPO, **on_meta)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

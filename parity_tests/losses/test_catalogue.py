@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from composer_plugins.cli.recorded import examples
 from composer_plugins.cli.worked_example import tensors
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError, DataError
@@ -15,7 +16,7 @@ from composer_plugins.frameworks.contract import Framework
 from composer_plugins.kernels.policy import cispo
 from composer_plugins.losses import bundled
 from composer_plugins.losses.calling import call
-from composer_plugins.losses.choosing import Choice, choose
+from composer_plugins.losses.choosing import Choice, choose, of_row
 from composer_plugins.losses.derived import check_row
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, Loss, Parameter
@@ -33,12 +34,12 @@ over_rows = pytest.mark.parametrize("loss", LOSSES, ids=row_id)
 @over_rows
 def test_a_row_passes_the_check_that_a_plugins_row_must_pass(loss: Loss) -> None:
     check_row(loss)  # its data, its kernel's signature and defaults, its dialects: losses/test_rows.py
-    for name, default in loss.defaults.items():
-        if default is REQUIRED:
-            loss.parameters[name].check(name, loss.parameters[name].example, REQUIRED)
-    examples = {name: p.example for name, p in loss.parameters.items() if loss.defaults[name] is REQUIRED}
+    assert not loss.advantage or choose("advantage", loss.advantage)
+    required = examples(loss)
+    for name, example in required.items():
+        loss.parameters[name].check(name, example, REQUIRED)
     for dialect in loss.dialects:
-        given = {name: value for name, value in examples.items() if name not in dialect.params}
+        given = {name: value for name, value in required.items() if name not in dialect.params}
         given = {name: value for name, value in given.items() if name not in dialect.denominators}
         choice = choose(loss.kind, f"{loss.name}@{dialect.upstream}", given)
         assert choice.params == {**dialect.params, **given} and choice.optional == dialect.optional
@@ -229,8 +230,8 @@ def test_a_choice_checks_its_inputs_only_when_asked() -> None:
 
 def test_a_choice_has_the_mode_and_the_scores_of_the_paper_or_of_its_dialect() -> None:
     def chosen(loss: Loss, **changes: Any) -> Choice:
-        dialects = (replace(loss.dialects[0], upstream="acme", **changes),)
-        return choose(loss.kind, f"{loss.name}@acme", losses=[replace(loss, dialects=dialects)])
+        dialect = replace(loss.dialects[0], upstream="acme", **changes)
+        return of_row(replace(loss, dialects=(dialect,)), dialect=dialect)
 
     policy, dpo = choose("policy", "cispo"), choose("preference", "dpo")
     assert (policy.mode, policy.name, dpo.average) == ("token-mean", "cispo", False)

@@ -1,9 +1,6 @@
 """Every law of `composer_plugins.testing.laws` holds for every loss of the catalogue, in every setting."""
 
 import json
-import os
-import subprocess
-import sys
 from functools import cache, partial
 from typing import Any
 
@@ -16,7 +13,7 @@ from composer_plugins.testing.laws import LAWS
 from composer_plugins.testing.laws.traced import TRACED
 from composer_plugins.testing.settings import settings
 from parity_tests.rigs.every import each, row_id, rows
-from parity_tests.rigs.paths import ROOT
+from parity_tests.rigs.programs import python
 
 pytestmark = pytest.mark.thorough
 
@@ -34,13 +31,8 @@ def traced(kind: Kind) -> dict[str, Any]:
     """The reports of the laws of tracing, in another process: jaxtyping's checks are on in this one."""
     names = [row.name for row in LOSSES if row.kind == kind]
     only = [f"--only={name}" for name in TRACED_NAMES if kind in LAWS[name].kinds]
-    done = subprocess.run(
-        [sys.executable, "-m", "composer_plugins", "check", "--json", f"--kind={kind}", *only, *names],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    words = ("check", "--json", f"--kind={kind}", *only, *names)
+    done = python("-m", "composer_plugins", *words, OMP_NUM_THREADS="1")
     assert done.returncode in (0, 1), done.stderr
     reports: list[dict[str, Any]] = json.loads(done.stdout)
     return dict(zip(names, reports, strict=True))

@@ -1,8 +1,6 @@
 """Plugins: a third party's loss is registered beside ours, and a broken plugin does not stop the others."""
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,9 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from composer_plugins.cli import app
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks import registry as frameworks
@@ -25,6 +21,8 @@ from composer_plugins.losses.calling import call
 from composer_plugins.losses.choosing import choose
 from composer_plugins.losses.registry import add_plugin, collect, get_plugin_manager
 from composer_plugins.losses.row import of_kind
+from parity_tests.rigs.commands import error, invoke
+from parity_tests.rigs.programs import python
 
 GRPO = of_kind(collect(get_plugin_manager(entry_points=False)).losses, "policy")["grpo"]
 MINE = replace(GRPO, name="mine", summary="a loss of mine", dialects=())
@@ -96,14 +94,6 @@ SAME = f"{GRPO.path} has the name of {GRPO.path}, which"
         (plugin("mine"), "the check of its row 'mine' fails: AttributeError: 'str' object has no "),
         (plugin(replace(MINE, name="other", dialects=("trl",))), "the check of its row 'other' fails: "),
         (plugin(replace(MINE, name="grpo")), f"policy 'grpo': {SAME} composer-plugins registered; rename"),
-        (
-            plugin(replace(MINE, name="other", advantage="rlooo")),
-            "policy 'other', advantage: unknown advantage 'rlooo'; did you mean 'rloo'?",
-        ),
-        (
-            plugin(replace(MINE, name="other", advantage="cispo")),
-            "policy 'other', advantage: 'cispo' is a policy loss, not an advantage; choose another",
-        ),
     ],
 )
 def test_a_wrong_plugin_is_named_and_the_others_load(wrong: object, expected: str) -> None:
@@ -127,12 +117,6 @@ def test_a_framework_of_a_plugin_is_registered_and_a_wrong_one_is_named() -> Non
         "plugin of dist-0 1.0: framework 'trl': there is one already; rename it",
         f"plugin of dist-0 1.0: register: it got 'acme'; {wanted}",
     ]
-
-
-def test_a_policy_loss_may_name_an_advantage_of_a_plugin_that_loads_later() -> None:
-    (rloo,) = (loss for loss in registry.losses() if (loss.kind, loss.name) == ("advantage", "rloo"))
-    with_advantage = replace(MINE, name="with_advantage", advantage="of_theirs")
-    assert problems(plugin(with_advantage), plugin(replace(rloo, name="of_theirs"), MINE)) == []
 
 
 def test_the_second_of_two_plugins_with_one_name_is_named() -> None:
@@ -211,20 +195,20 @@ KERNELS = {  # the fault of each, if it has one
 @pytest.mark.usefixtures("acme_is_installed")
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_kernel_of_a_plugin_is_explained_and_compared_and_its_fault_is_named(name: str) -> None:
-    runner, is_sound = CliRunner(env={"COLUMNS": "200"}), not KERNELS[name]
+    is_sound = not KERNELS[name]
     faults = [
         *FAULTS,
         *([] if is_sound else [f"plugin of acme-losses 2.5: policy '{name}': {KERNELS[name]}"]),
     ]
-    done = runner.invoke(app, ["explain", name])
+    done = invoke("explain", name)
     assert done.exit_code == (not is_sound)
     assert "a loss of mine" in done.stdout and ("on the worked example" in done.stdout) == is_sound
     assert done.stderr == "".join(f"error: {fault}\n" for fault in faults)
-    compared = runner.invoke(app, ["diff", name, "scaled@acme"])
+    compared = invoke("diff", name, "scaled@acme")
     assert compared.exit_code == (not is_sound) and ("-0.4" in compared.stdout) == is_sound
     assert is_sound or faults[-1] in compared.stderr
     if is_sound:
-        listed = runner.invoke(app, ["list", "-v", "--kind", "policy"])
+        listed = invoke("list", "-v", "--kind", "policy")
         assert listed.exit_code == 1
         assert listed.stderr == "".join(f"error: {fault}\n" for fault in FAULTS[:2])
         assert "a loss of mine [plugin: acme-losses 2.5]" in listed.stdout and "@acme" in listed.stdout
@@ -235,7 +219,7 @@ def test_the_kernel_of_a_plugin_is_explained_and_compared_and_its_fault_is_named
 def test_a_plugin_that_ends_the_program_is_a_fault_of_the_plugin(tmp_path: Path, raised: str) -> None:
     (tmp_path / "acme_losses_broken.py").write_text(f"raise {raised}(3)")
     for words, status in (("list scaled", 1), ("explain scaled", 0), ("explain nowhere", 1)):
-        done = CliRunner().invoke(app, words.split())
+        done = invoke(*words.split())
         assert done.exit_code == status
         assert f"acme_losses_broken fails on import: {raised}: 3" in done.stderr
 
@@ -249,9 +233,8 @@ def test_a_command_that_calls_no_kernel_does_not_import_a_plugins(tmp_path: Path
     (tmp_path / "acme_kernels.py").write_text("import torch\n")
     script = "import sys; from composer_plugins.cli import app; app(sys.argv[1:], standalone_mode=False)"
     script = f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); {script}"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    done = subprocess.run([sys.executable, "-c", script, *words], env=environment, capture_output=True)
-    assert done.stdout.endswith(b"False\n"), done
+    done = python("-c", script, *words, first=tmp_path)
+    assert done.stdout.endswith("False\n"), done
 
 
 @pytest.mark.usefixtures("acme_is_installed")
@@ -269,11 +252,10 @@ def test_an_installed_plugin_is_chosen_by_name_and_its_faults_are_warned_of() ->
 
 @pytest.mark.usefixtures("acme_is_installed")
 def test_a_wrong_result_is_in_the_json_of_list_and_explain() -> None:
-    listed = CliRunner().invoke(app, ["list", "--json"])
-    found = json.loads(listed.stdout)["problems"]
+    found = json.loads(invoke("list", "--json").stdout)["problems"]
     wrong = [f"policy '{name}': {KERNELS[name]}" for name in ("bare", "writes")]
     assert [one["message"] for one in found][-2:] == wrong
-    explained = CliRunner().invoke(app, ["explain", "bare", "--json"])
+    explained = invoke("explain", "bare", "--json")
     data = json.loads(explained.stdout)
     assert explained.exit_code == 1 and data["losses"][0]["example"] is None
     assert data["problems"][-1]["message"] == wrong[0]
@@ -295,8 +277,7 @@ BROKEN = f"(not everything is loaded: {FAULTS[0]})"
 @pytest.mark.usefixtures("acme_is_registered")
 @pytest.mark.parametrize("words", [["explain", "absent"], ["check", "absent"], ["diff", "absent", "grpo"]])
 def test_a_command_that_names_a_loss_of_a_broken_row_says_what_is_wrong_with_it(words: list[str]) -> None:
-    error = CliRunner().invoke(app, words).exception
-    assert isinstance(error, ConfigError) and str(error).endswith(f": {ABSENT}")
+    assert error(*words).endswith(f": {ABSENT}")
 
 
 @pytest.mark.usefixtures("acme_is_registered")

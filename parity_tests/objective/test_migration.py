@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from composer_plugins.adapters.prime_rl_plugin.options import MODULE, parse
+from composer_plugins.cli.recorded import examples
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.prime_rl import LOSSES
 from composer_plugins.losses.choosing import choose
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import REQUIRED
 from composer_plugins.objective.differences import EFFECTS, NOT_CARRIED_OVER, TO_CORRECT, effect_of
 from composer_plugins.objective.differences import differences as differing
 from composer_plugins.objective.keys import not_looked_at
@@ -79,10 +79,9 @@ def objectives(*kinds: str) -> Iterator[Objective]:
     options = {name: "x" for name in ComposerConfig.model_fields if name not in NOT_OF_A_CHANNEL}
     terms = dict.fromkeys(("KL", "entropy bonus", "policy_weight", "hint_weight", "replay_weight"), "tokens")
     for row in losses():
-        required = {n: row.parameters[n].example for n, d in row.defaults.items() if d is REQUIRED}
         if row.kind not in kinds:
             continue
-        one = choose(row.kind, row.name, required)
+        one = choose(row.kind, row.name, examples(row))
         yield Objective(
             policy=one if row.kind == "policy" else vespo,
             mode=NORM,

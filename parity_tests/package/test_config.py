@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from composer_plugins.cli.recorded import examples
 from composer_plugins.config import unlikely
 from composer_plugins.losses.choosing import choose
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import REQUIRED, Loss
+from composer_plugins.losses.row import Loss
 from parity_tests.rigs.every import row_id
 
 SEQUENCE = "bounds the ratio of a sequence, a geometric mean over its tokens"
@@ -71,6 +72,5 @@ def test_a_lower_bound_above_the_upper_one_is_an_error() -> None:
 
 @pytest.mark.parametrize("loss", losses(), ids=row_id)
 def test_no_default_is_a_warning_but_those_of_the_dialects_that_are_a_trap(loss: Loss) -> None:
-    examples = {name: p.example for name, p in loss.parameters.items() if loss.defaults[name] is REQUIRED}
     for name in (loss.name, *(f"{loss.name}@{dialect.upstream}" for dialect in loss.dialects)):
-        assert bool([*unlikely(choose(loss.kind, name, examples))]) == (name in TRAPS), name
+        assert bool([*unlikely(choose(loss.kind, name, examples(loss)))]) == (name in TRAPS), name

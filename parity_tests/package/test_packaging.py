@@ -16,6 +16,8 @@ FOLDERS = ("kernels", "adapters", "recipes")
 # The recipes that run in a clone: in environments of the Makefile, or as files to copy.
 FROM_A_CLONE = tuple(f"recipes/{name}/" for name in ("monarch", "openenv", "smollm", "tinker", "trl", "verl"))
 MOST_BYTES = 900_000  # of the wheel
+READ_BY_MODULES = ("health/log_rules.toml", "template/README.md", "plotting/recorded.html")
+READ_BY_MODULES += ("cli/recorded.json", "recipes/trace_replay/recorded/session.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +44,7 @@ def test_wheel_carries_every_source_file(wheel: zipfile.ZipFile, folder: str) ->
 
 
 def test_wheel_carries_what_its_modules_read_beside_them(wheel: zipfile.ZipFile) -> None:
-    for name in (
-        *(
-            "health/log_rules.toml",
-            "template/README.md",
-            "plotting/recorded.html",
-        ),
-        *("cli/recorded.json", "recipes/trace_replay/recorded/session.jsonl"),
-    ):
+    for name in READ_BY_MODULES:
         assert f"composer_plugins/{name}" in wheel.namelist()
 
 

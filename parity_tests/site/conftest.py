@@ -2,15 +2,13 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from parity_tests.rigs.paths import ROOT
+from parity_tests.rigs.programs import python
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -21,8 +19,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if built := os.environ.get("SITE"):
         return Path(built).resolve()
     out = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = python("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out))
     assert done.returncode == 0, done.stderr[-4000:]
     return out
 

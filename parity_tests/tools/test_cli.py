@@ -3,8 +3,6 @@
 import inspect
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +15,7 @@ from composer_plugins.losses.registry import collect, get_plugin_manager, losses
 from composer_plugins.losses.row import KINDS, Loss
 from parity_tests.rigs.commands import error, invoke, output
 from parity_tests.rigs.every import each
-from parity_tests.rigs.paths import ROOT
+from parity_tests.rigs.programs import python
 
 LOSSES = losses()
 
@@ -193,7 +191,7 @@ WITHOUT_TORCH = [["explain", "cispo"], ["explain", "grpo@trl", "--json"], ["diff
 def test_what_is_recorded_is_shown_without_torch(words: list[str]) -> None:
     code = f"import sys; sys.argv[1:] = {words}; from composer_plugins.cli import main\ntry: main()\n"
     code += "finally: print('torch' in sys.modules, file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    done = python("-c", code)
     assert done.stdout and done.stderr.splitlines()[-1] == "False", done.stderr
 
 

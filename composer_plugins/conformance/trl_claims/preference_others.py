@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.conformance.claims import GRADIENT, Compared, largest_number
+from composer_plugins.conformance.claims import GRADIENT, Compared
 from composer_plugins.conformance.reductions import kernel
 from composer_plugins.conformance.trl_claims import upstream_pairs
 from composer_plugins.conformance.trl_claims.names import claim
 from composer_plugins.conformance.trl_claims.preference import draw_pairs, parity
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.preference import kto_reference_point, sequence_logprobs
+from composer_plugins.testing.assertions import largest_number
 from composer_plugins.testing.draws import Draw, assume, generator
 
 GAMMAS, ALPHAS = [0.0, 0.5, 1.4], [0.0, 0.25, -0.5]

@@ -5,7 +5,6 @@ Most conventions reduce inside the function: then it is a `OneNumber`. A law of 
 on one is reported as not applicable, with the reason.
 """
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +19,7 @@ from composer_plugins.calling_convention import Convention, Function
 from composer_plugins.errors import ConfigError, unknown, with_place
 from composer_plugins.frameworks.contract import NOTHING, Framework
 from composer_plugins.frameworks.registry import conventions, frameworks
-from composer_plugins.losses.derived import function_named, row_of_function
+from composer_plugins.losses.derived import first_parameter, function_named, row_of_function
 from composer_plugins.losses.registry import losses
 from composer_plugins.testing.checking import (
     check_row,
@@ -102,7 +101,7 @@ def check_as(
     """
     convention = framework if isinstance(framework, Convention) else find_convention(framework)
     function = find_function(named, convention)
-    if next(iter(_parameters(function)), "") == "logprobs" and convention.framework not in ("torch", "trl"):
+    if first_parameter(function) == "logprobs" and convention.framework not in ("torch", "trl"):
         problem = (
             f"its first parameter is logprobs, as that of a kernel here, and {convention.framework} calls "
         )
@@ -155,8 +154,9 @@ def accepted(function: Function, convention: Convention, name: str) -> tuple[Con
     A function that accepts nothing keeps the convention: the first law reports its error.
     """
 
-    def error(needs: tuple[str, ...], options: Mapping[str, tuple[str, ...]]) -> str:
+    def error(needs: tuple[str, ...], way: Mapping[str, str]) -> str:
         optional = tuple(one for one in convention.optional if one not in needs)
+        options = {key: (value,) for key, value in way.items()}
         own = replace(convention, needs=needs, optional=optional, options=options)
         setting = cast(OneNumber, next(settings(row_of(function, own, name), thorough=False, of=OneNumber)))
         try:
@@ -168,19 +168,15 @@ def accepted(function: Function, convention: Convention, name: str) -> tuple[Con
     needed = [convention.needs, *((*convention.needs, one) for one in convention.optional)]
     keys = convention.options
     ways = [dict(zip(keys, values, strict=True)) for values in product(*keys.values())]
-    works = next(
-        ((n, w) for n in needed for w in ways if not error(n, {k: (v,) for k, v in w.items()})), None
-    )
+    works = next(((needs, way) for needs in needed for way in ways if not error(needs, way)), None)
     if works is None:
         return convention, []
     needs, way = works
     added = [one for one in needs if one not in convention.needs]
-    said = [
-        f"{name} without {one}: {error(convention.needs, {k: (v,) for k, v in way.items()})}" for one in added
-    ]
+    said = [f"{name} without {one}: {error(convention.needs, way)}" for one in added]
     options = dict[str, tuple[str, ...]]()
     for key, values in keys.items():
-        others = {one: error(needs, {k: (v,) for k, v in {**way, key: one}.items()}) for one in values}
+        others = {one: error(needs, {**way, key: one}) for one in values}
         said += [f"{name}({key}={one!r}): {problem}" for one, problem in others.items() if problem]
         options[key] = tuple(one for one, problem in others.items() if not problem)
     optional = tuple(one for one in convention.optional if one not in needs)
@@ -206,13 +202,6 @@ def _inert(
                 pairs = [zip(gradients(key, value), gradients(key, one), strict=True) for one in others]
                 if all(one.equal(other) for pair in pairs for one, other in pair):
                     yield f"{key!r}: {[value, *others]} all give the same gradient"
-
-
-def _parameters(function: Function) -> Iterable[str]:
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # of some functions that are written in C
-        return ()
 
 
 def _kernel_report(

@@ -151,11 +151,7 @@ class OneNumber(Setting):
 
     def result(self, batch: Mapping[str, Any], whole: Batch | None = None) -> Tensor:
         """What the framework adds to its loss for these rows, perhaps as some of a larger batch."""
-        return self.part({**batch}, counts_of(whole or batch))
-
-    def part(self, batch: Batch, counts: Counts, seed: int = 0) -> Tensor:
-        """What the framework adds to its loss for these rows, with the counts of the whole batch."""
-        return self.called(copies(batch), counts, seed).loss
+        return self.called(copies({**batch}), counts_of(whole or batch)).loss
 
     def run(
         self,
@@ -174,7 +170,7 @@ class OneNumber(Setting):
         parts, ranks = ([own], 1) if cut is None else ([rows_of(own, rows) for rows in cut.parts], cut.ranks)
         counts = counts_of(batch, len(parts) // ranks, ranks)
         counts = counts._replace(tokens=times * counts.tokens, rows=times * counts.rows)
-        loss = torch.stack([self.part(part, counts, seed or 0) for part in parts]).sum()
+        loss = torch.stack([self.called(copies(part), counts, seed or 0).loss for part in parts]).sum()
         gradient = torch.zeros_like(own[TRAINED])
         if loss.requires_grad:
             (gradient,) = torch.autograd.grad(loss, own[TRAINED], materialize_grads=True)

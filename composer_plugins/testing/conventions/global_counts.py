@@ -18,14 +18,11 @@ from torch import Tensor
 from composer_plugins.calling_convention import Called, Convention, Counts, Function, checked_pair
 from composer_plugins.frameworks.slime import ESTIMATOR
 from composer_plugins.frameworks.slime import SLIME as TABLE
+from composer_plugins.testing.conventions.logits import is_metric
+from composer_plugins.testing.conventions.sums import is_number
 
 # What NeMo-RL's workers and grpo_train read of the metrics; without it they raise a KeyError.
 READ = ("loss", "num_valid_samples", "gen_kl_error", "token_mult_prob_error")
-
-
-def is_number(value: Any) -> bool:
-    """Whether NeMo-RL can divide it and add it up."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def wider(x: Tensor) -> Tensor:
@@ -148,8 +145,7 @@ def reducer(masks: list[Tensor], sums: Tensor, per_token: bool) -> Callable[[Ten
 
 def is_scalar(value: Any) -> bool:
     """Whether slime can put it into one tensor with the others."""
-    is_number = isinstance(value, int | float)
-    return is_number or (isinstance(value, Tensor) and value.dim() == 0 and not value.requires_grad)
+    return is_number(value) or is_metric(value)
 
 
 def call_slime(

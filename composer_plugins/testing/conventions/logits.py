@@ -16,7 +16,7 @@ ENDINGS = ("/mean", "/frac", "_mean", "_frac", "/max", "/min")
 
 
 def is_metric(value: Any) -> bool:
-    """Whether torchtitan can detach it and add it up over ranks: one number in a tensor."""
+    """Whether a framework can detach it and add it up over ranks: one number in a tensor."""
     return isinstance(value, torch.Tensor) and value.dim() == 0 and not value.requires_grad
 
 

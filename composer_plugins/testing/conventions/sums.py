@@ -18,7 +18,7 @@ from composer_plugins.frameworks.skyrl import SKYRL as TABLE
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a Python number."""
+    """Whether it is a Python number, which a framework can divide and add up."""
     return isinstance(value, int | float)
 
 

@@ -14,7 +14,6 @@ from composer_plugins.testing.law import (
     PER_TOKEN_LOSS,
     BrokenLaw,
     NotApplicable,
-    Own,
     law,
     of_the_batch,
 )
@@ -71,7 +70,7 @@ def of_a_function(loss: Loss) -> str:
     "another term beside it, such as a KL, or of another gradient in the place of the derivative, "
     "gradient='surrogate'",
     excuse=of_a_surrogate,
-    own={FUNCTION: Own(summary="The gradient is the derivative of the value.", excuse=of_a_function)},
+    own={FUNCTION: dict(summary="The gradient is the derivative of the value.", excuse=of_a_function)},
 )
 def gradient_is_that_of_the_value(setting: Setting) -> None:
     """The gradient is the derivative of the value; with gradient="score", the weight of log pi."""

@@ -16,7 +16,6 @@ from composer_plugins.testing.law import (
     PER_TOKEN_LOSS,
     BrokenLaw,
     NotApplicable,
-    Own,
     law,
     numbers,
     numbers_of,
@@ -99,7 +98,7 @@ def advantages_of_any_size_give_finite_numbers(setting: Setting) -> None:
     finding="unsafe",
     excuse=of_the_batch,
     own={
-        "preference": Own(
+        "preference": dict(
             name="nan_is_seen_in_its_pair_and_in_no_other",
             summary="NaN in a score is NaN in its pair, and in no other.",
         ),
@@ -137,7 +136,7 @@ def is_linear(setting: Setting, name: str) -> bool:
     cause=f"{NAN}. torch.clamp has the gradient 0 at NaN: bound a log ratio with kernels.masking.bounded, or "
     "give it the advantages' NaN with kernels.masking.with_nan_of. Or a token, or a row, that does not count",
     own={
-        FUNCTION: Own(
+        FUNCTION: dict(
             summary="NaN in an input that is data is NaN in the gradient of its token, where a limit on the "
             "norm sees it.",
         ),

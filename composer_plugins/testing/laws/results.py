@@ -20,7 +20,6 @@ from composer_plugins.testing.law import (
     PER_TOKEN,
     BrokenLaw,
     NotApplicable,
-    Own,
     law,
     require,
 )
@@ -136,7 +135,7 @@ def gradient_reaches_the_trained_inputs_only(setting: Setting) -> None:
 @law(
     cause="log-probabilities that are detached, or tokens that are left out: a mask that is shifted by one, "
     "or a limit on the number of rows or tokens",
-    own={FUNCTION: Own(name="gradient_reaches_the_trained_inputs_only")},
+    own={FUNCTION: dict(name="gradient_reaches_the_trained_inputs_only")},
 )
 def every_unmasked_token_has_a_gradient(setting: Setting) -> None:
     """The log-probability of every unmasked token has a gradient where the policies are equal.
@@ -223,7 +222,7 @@ def has_effect(setting: Setting, name: str) -> bool:
     cause="an input that is taken and not used: use it, or take it out of the signature",
     thorough=False,
     own={
-        FUNCTION: Own(
+        FUNCTION: dict(
             summary="Other numbers in an input that a user's option switches on change the loss or the "
             "gradient.",
             cause="an input that the framework passes where a user switches it on, and that the function "
@@ -246,7 +245,7 @@ def every_input_has_an_effect(setting: Setting) -> None:
     cause="a parameter that is taken and not used: use it, or take it out of the signature",
     thorough=False,
     own={
-        FUNCTION: Own(
+        FUNCTION: dict(
             cause="an option of the framework, or a parameter of the function, that the function does not "
             "read, or reads by another name: use it, or raise an error",
             finding="unsafe",

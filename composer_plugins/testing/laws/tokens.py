@@ -14,7 +14,6 @@ from composer_plugins.testing.law import (
     PER_TOKEN_LOSS,
     BrokenLaw,
     NotApplicable,
-    Own,
     law,
     numbers,
     of_the_batch,
@@ -59,7 +58,7 @@ MASK_LOGITS = (
     "mask the log ratio before exp (kernels.masking.keep), and do not multiply by the mask",
     causes={"divergence": MASK_LOGITS},
     own={
-        FUNCTION: Own(
+        FUNCTION: dict(
             summary="Other finite numbers at masked tokens of every input leave the loss and the gradient as "
             "they are.",
         ),
@@ -89,12 +88,12 @@ def masked_nan_and_infinities_have_no_influence(setting: Setting) -> None:
     "leave the division to the adapter; if the loss needs the whole batch, set over_batch=True in its row",
     excuse=of_the_batch,
     own={
-        "preference": Own(
+        "preference": dict(
             name="parts_of_a_batch_are_the_batch",
             cause="a mean or another statistic of the pairs: return one loss per pair; if the loss needs the "
             "whole batch, set over_batch=True in its row",
         ),
-        FUNCTION: Own(
+        FUNCTION: dict(
             cause="a mean or another statistic of the micro-batch inside the function: divide by the counts "
             "of the whole batch, which the framework passes or divides by itself. SkyRL and Tinker add up "
             "what a function returns, so return the sum: a mean of B rows of T tokens is B T times too small",
@@ -133,7 +132,7 @@ def every_term_is_divided_as_the_advantages_are(function: Any) -> None:
     FUNCTION,
     cause="a result that depends on where a row stands: an index, a scan over rows, a random number",
     own={
-        "preference": Own(
+        "preference": dict(
             name="pairs_may_come_in_any_order",
             summary="The loss and the gradient of a pair do not depend on its place in the batch.",
             cause="a result that depends on where a pair stands",
