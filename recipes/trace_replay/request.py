@@ -45,10 +45,8 @@ class Client(httpx2.AsyncClient):
     """
 
     def __init__(self) -> None:
-        limits = httpx2.Limits(
-            max_connections=None, max_keepalive_connections=None
-        )  # --concurrency limits them
-        super().__init__(limits=limits, follow_redirects=True)
+        unlimited = httpx2.Limits(max_connections=None, max_keepalive_connections=None)  # see --concurrency
+        super().__init__(limits=unlimited, follow_redirects=True)
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Send a request and read its whole answer."""
@@ -167,7 +165,7 @@ def read_reply(data: Mapping[str, Any]) -> Reply:
             calls.append({"id": call.id, "type": "function", "function": function})
         elif finish != CUT_OFF:  # the call that an answer is cut off in is left out, and the rest is kept
             raise Unusable(f"the arguments of a tool call are not a JSON object: {shown(arguments)}")
-    if given.content is None and not calls and finish not in (CUT_OFF, "content_filter"):
+    if not (given.content or "").strip() and not calls and finish not in (CUT_OFF, "content_filter"):
         raise Unusable("the answer has neither content nor tool calls")
     message = {"role": "assistant", "content": given.content or ""}
     return Reply(message | ({"tool_calls": calls} if calls else {}), finish)

@@ -62,5 +62,6 @@ def test_a_file_of_tools_has_function_tools(tmp_path: Path, content: str) -> Non
     (tmp_path / "tools.json").write_text(content)
     with pytest.raises(ConfigError, match="give a JSON file with a list of OpenAI function tools"):
         read_tools(tmp_path / "tools.json")
-    (tmp_path / "tools.json").write_text(json.dumps([TOOL]))
-    assert read_tools(tmp_path / "tools.json") == [TOOL]
+    for name, written in (("f", "f"), ("x\ud83d", "x\ufffd")):  # half of a character is replaced
+        (tmp_path / "tools.json").write_text(json.dumps([{"type": "function", "function": {"name": name}}]))
+        assert read_tools(tmp_path / "tools.json") == [{"type": "function", "function": {"name": written}}]

@@ -298,6 +298,7 @@ NO_ACTION: list[tuple[dict[str, Any] | str, str]] = [
     ({"choices": [completion(content="x")["choices"][0] | {"error": "why"}]}, f"{ERROR}'\"why\"'"),
     ({"choices": []}, f"{NO_COMPLETION}: List should have at least 1 item"),
     (completion(), NOTHING),
+    (completion(content=" "), NOTHING),
     (completion(content=None, tool_calls=[]), NOTHING),
     (completion(content=[{"type": "text"}]), f"{NO_COMPLETION}.0.message.content: "),
     (completion(finish=None, content="x"), f"{NO_COMPLETION}.0.finish_reason: "),  # type: ignore[arg-type]

@@ -1,6 +1,5 @@
 """Readers of agents' logs: each finds the points at which the model acted."""
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +13,7 @@ from composer_plugins.recipes.trace_replay.formats.common import (
     Tools,
     function_tools,
     json_lines,
+    parsed,
 )
 
 READERS = (openai_chat, claude_code)
@@ -81,7 +81,7 @@ def _reader_of(where: str, row: dict[str, Any]) -> ModuleType:
 def read_tools(path: Path) -> Tools:
     """The tools of a JSON file: a list of OpenAI function tools."""
     try:
-        tools = function_tools(str(path), json.loads(path.read_text(encoding="utf-8")))
+        tools = function_tools(str(path), parsed(path.read_text(encoding="utf-8")))
         problem = f"{path} has no tools"
     except DataError as error:
         tools, problem = None, f"{path}: {error.problem}"

@@ -56,14 +56,19 @@ def json_lines(path: Path, label: str, tally: Tally) -> Iterator[tuple[str, dict
             continue
         where = f"{label}:{number}"
         try:
-            row = json.loads(raw.decode())
+            row = parsed(raw.decode())
         except (ValueError, RecursionError) as error:
             if 1 < number == len(lines):
                 tally.lines["torn last line of a file that is being written"] += 1
                 return
             raise wrong_line(where, f"the line is not JSON: {in_a_line(error)}") from None
-        expected(where, row, dict, "the line")
-        yield where, (json.loads(without_lone_surrogates(json_text(row))) if b"\\ud" in raw.lower() else row)
+        yield where, expected(where, row, dict, "the line")
+
+
+def parsed(text: str) -> Any:
+    """The JSON value of a text, without lone surrogates."""
+    value = json.loads(text)
+    return json.loads(without_lone_surrogates(json_text(value))) if "\\ud" in text.lower() else value
 
 
 def without_lone_surrogates(text: str) -> str:
