@@ -151,7 +151,7 @@ def test_each_operator_drops_what_was_planted_for_it(run: Run, seed: int) -> Non
 
 
 def test_the_demos_pairs_all_stay(run: Run) -> None:
-    demo.make_states([demo.SESSION], Path("run"), "secrets", demo.TOOLS)
+    demo.make_states([demo.SESSION], demo.Redact.SECRETS, Path("run"), demo.TOOLS)
     with ScriptedTeachers(demo.scripted_answer) as server:
         demo.ask(Path("run"), demo.teachers(server.base_url), 1.0, samples=1, concurrency=8)
     demo.make_pairs(Path("run"), ignore=demo.IGNORED)

@@ -238,22 +238,6 @@ def test_what_earlier_runs_have_spent_counts(
     assert len(server.requests) == asked
 
 
-BUDGET = "set the most that the teachers may cost, in USD"
-WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"max_usd": -1.0}, f"--max-usd: it is -1.0; {BUDGET}"),
-    ({"max_usd": float("inf")}, f"--max-usd: it is inf; {BUDGET}"),
-    ({"samples": 0}, "--samples: it is 0; set a number of at least 1"),
-    ({"concurrency": 0}, "--concurrency: it is 0; set a number of at least 1"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), WRONG_OPTIONS)
-def test_a_wrong_option_is_an_error(path: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        replayed(path, STATES, [a_teacher("http://unused/v1")], **options)
-    assert str(refused.value).startswith(message)
-
-
 def test_budget_0_is_for_free_teachers(path: Path, server: FaultyTeachers) -> None:
     both = [a_teacher(server.base_url, "free", **FREE), a_teacher(server.base_url)]
     done = replayed(path, STATES, both, max_usd=0.0)
