@@ -41,7 +41,7 @@ def read_models(base_url: str, key: str) -> dict[str, Any]:
     url = f"{base_url.rstrip('/')}/models"
     try:
         answer = httpx2.get(url, timeout=TIMEOUT, follow_redirects=True).raise_for_status().json()
-        return {str(entry["id"]): entry for entry in answer["data"]}
+        return {entry["id"]: entry for entry in answer["data"]}
     except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
         problem = f"{url} gives no list of models ({in_a_line(error)})"
         raise ConfigError(f"{key}.prices", problem, f"run the command again later, or {BY_HAND}") from None

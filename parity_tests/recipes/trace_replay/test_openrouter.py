@@ -124,30 +124,6 @@ def test_a_cost_above_what_was_reserved_is_counted(tmp_path: Path, server: Fault
     assert (done.above_reserved, done.spent_usd) == (1, 1.0)
 
 
-def test_rate_limits_the_cost_and_a_budget_that_ends(tmp_path: Path, server: FaultyTeachers) -> None:
-    """The numbers of the table in README.md."""
-    prices = PRICES[CODER]
-    server.costs = lambda usage: (
-        (usage["prompt_tokens"] * prices[0] + usage["completion_tokens"] * prices[1]) / 1e6
-    )
-    server.faults = {CODER: iter(["429", None, "500", "429"])}
-    teachers = loaded(
-        tmp_path,
-        ENTRY | {"base_url": server.base_url},
-        ENTRY | {"base_url": server.base_url, "name": "b", "model": LUNA},
-    )
-    states = [a_state(i) for i in range(40)]
-    done = replayed(tmp_path / "j", states, teachers, max_usd=0.002)
-    billed = sum(usage["cost"] for usage in server.billed.values())
-    assert done.spent_usd == pytest.approx(billed) and billed <= 0.002
-    assert (done.answered, done.failed, len(server.requests)) == (
-        len(server.billed),
-        0,
-        len(server.billed) + 3,
-    )
-    assert done.answered + done.over_budget == 80 and done.over_budget > 0
-
-
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"usd_per_million_input": 1.0}, "usd_per_million_input: prices is openrouter too; remove one of them"),
     ({"params": {"provider": {"max_price": {}}}}, "params.provider.max_price: with prices: openrouter the"),
@@ -183,7 +159,7 @@ def test_a_model_without_a_price(pricing: Any, said: str) -> None:
         with_prices(ENTRY, {CODER: {"pricing": pricing}}, "teachers[0]")
 
 
-@pytest.mark.parametrize("text", [b"", b"{}", b"[]", b"half", b'{"data": [1]}', b'{"data": 1}'])
+@pytest.mark.parametrize("text", [b"", b"half", b"{}", b"[]"])
 def test_an_endpoint_without_a_list_of_models(server: FaultyTeachers, text: bytes) -> None:
     server.models = text
     with pytest.raises(ConfigError) as refused:
@@ -191,15 +167,3 @@ def test_an_endpoint_without_a_list_of_models(server: FaultyTeachers, text: byte
     said = str(refused.value)
     assert said.startswith(f"teachers[0].prices: {server.base_url}/models gives no list of models (")
     assert said.endswith("write usd_per_million_input and usd_per_million_output instead of `prices`")
-
-
-def test_a_list_may_have_models_with_numbers_as_names(server: FaultyTeachers) -> None:
-    server.models = b'{"data": [{"id": 5}, {"id": "x"}]}'
-    assert [*read_models(server.base_url, "teachers[0]")] == ["5", "x"]
-
-
-def test_an_endpoint_that_cannot_be_reached() -> None:
-    with FaultyTeachers(echo) as closed:
-        pass
-    with pytest.raises(ConfigError, match=r"/models gives no list of models \(ConnectError: "):
-        read_models(closed.base_url, "teachers[0]")
