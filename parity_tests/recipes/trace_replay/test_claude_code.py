@@ -268,8 +268,8 @@ def test_what_cannot_be_replayed_is_left_out_and_counted(
 
 
 WRONG: list[tuple[Line, str]] = [
-    ({"type": "user", "uuid": "9", "parentUuid": "2"}, "3: message is None"),
-    ({"type": "user", "parentUuid": "2", "message": {}}, "3: uuid is None"),
+    ({"type": "user", "uuid": "9"}, "3: it is not as its format says (KeyError: 'message'); correct or"),
+    (user("9", "2", [{"type": "text"}]), "3: it is not as its format says (KeyError: 'text')"),
     (user("9", "9", "x"), "4: its parentUuid leads back to itself"),
 ]
 
