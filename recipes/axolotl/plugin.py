@@ -72,11 +72,7 @@ class ComposerPlugin(BasePlugin):
         if chosen is None or not issubclass(chosen, ComposerLossMixin):
             problem = f"it is {cfg.trainer_cls}, which does not have the composer loss"
             raise ConfigError("trainer_cls", problem, f"set it to {TRAINER}, or to a class derived from it")
-        # With trainer_cls set, Axolotl does not use the trainers that these options choose.
+        # With trainer_cls set, Axolotl does not use the trainer that this option chooses.
         if (cfg.context_parallel_size or 1) > 1:
             problem = f"it is {cfg.context_parallel_size}, which needs another trainer than trainer_cls"
             raise ConfigError("context_parallel_size", problem, "remove it")
-        for name in ("async_prefetch", "use_data_producer"):
-            if cfg.trl and cfg.trl.get(name):
-                problem = "it needs another trainer than trainer_cls"
-                raise ConfigError(f"trl.{name}", problem, "remove it")

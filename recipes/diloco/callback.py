@@ -30,8 +30,6 @@ class OuterCallback(TrainerCallback, AbstractContextManager):
     """
 
     def __init__(self, sync_every: int, outer: OuterOptimizer, on_round: OnRound | None) -> None:
-        if sync_every < 1:
-            raise ConfigError("sync_every", f"it is {sync_every}", "set a number of optimizer steps, from 1")
         self.sync_every, self.outer, self.on_round = sync_every, outer, on_round
         self.rounds = 0  # how many the run has; known when training begins
         self.steps = 0
@@ -95,7 +93,7 @@ def number_of_rounds(args: Any, state: Any, sync_every: int) -> int:
         problem = f"training resumes at step {state.global_step}, and the other replicas have the weights"
         raise ConfigError("resume_from_checkpoint", problem, "start this replica without a checkpoint")
     rounds, left = divmod(state.max_steps, sync_every)
-    if left or not rounds:
+    if left or rounds < 1:
         problem = f"{state.max_steps} is not a multiple of sync_every = {sync_every}"
         raise ConfigError("max_steps", problem, f"set it to {(rounds + 1) * sync_every}")
     return rounds

@@ -168,8 +168,8 @@ def run_replicas(
 @contextmanager
 def signals_to(handler: Callable[..., None]) -> Iterator[None]:
     """Call `handler` for Ctrl-C, kill and a closed terminal, except for those that nohup switched off."""
-    numbers = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # not on Windows
-    before = {one: was for one in numbers if (was := signal.getsignal(one)) not in (signal.SIG_IGN, None)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {one: was for one in numbers if (was := signal.getsignal(one)) is not signal.SIG_IGN}
     try:
         for one in before:
             signal.signal(one, handler)

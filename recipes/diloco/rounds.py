@@ -135,14 +135,12 @@ class Rounds:
     def read_start(self, name: str) -> dict[str, Any] | None:
         """Return a marker or a result, after comparing it with `start`; None if it is absent or cut off."""
         try:
-            found = json.loads(self.store.read(name) or b"")
+            found: dict[str, Any] = json.loads(self.store.read(name) or b"")
         except ValueError:
             return None
-        if not isinstance(found, dict) or not self.start.keys() <= found.keys():
-            raise self.lost(f"{name} is damaged")
         for key, here in self.start.items():
-            if found[key] != here:
-                problem = f"{name} was made with {key} {found[key]} and not {here}"
+            if (there := found.get(key)) != here:
+                problem = f"{name} was made with {key} {there} and not {here}"
                 if key == "weights" and self.done:
                     raise self.lost(f"{problem}, and the settings are equal")
                 remedy = "start all replicas with the same settings and weights, and a new run in a new store"

@@ -5,6 +5,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +30,6 @@ from composer_plugins.recipes.trace_replay.states import (
 )
 
 STATES, RUN = "states.jsonl", "run.json"
-SECRETS, NOTHING = "secrets", "nothing"
 
 app = typer.Typer(
     name="trace_replay",
@@ -39,6 +39,14 @@ app = typer.Typer(
     context_settings=HELP_OPTIONS,
 )
 console = Console(highlight=False, markup=False, emoji=False)
+
+
+class Redact(StrEnum):
+    """What is replaced before states are written."""
+
+    SECRETS = "secrets"
+    NOTHING = "nothing"
+
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the command `states`.")]
 
@@ -52,24 +60,17 @@ def before_every_command() -> None:
 @app.command("states")
 def make_states(
     logs: Annotated[
-        list[Path] | None, typer.Argument(help="Log files, or folders that are searched for *.jsonl files.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="The folder of this run.")] = Path("replay"),
+        list[Path], typer.Argument(help="Log files, or folders that are searched for *.jsonl files.")
+    ],
     redact: Annotated[
-        str, typer.Option(help="secrets: replace secrets; nothing: write the logs as they are. No default.")
-    ] = "",
+        Redact, typer.Option(help="secrets: replace secrets; nothing: write the logs as they are.")
+    ],
+    out: Annotated[Path, typer.Option(help="The folder of this run.")] = Path("replay"),
     tools: Annotated[
         Path | None, typer.Option(help="JSON file with OpenAI function tools, for logs that have none.")
     ] = None,
 ) -> None:
     """Write every point at which the model acted to DIR/states.jsonl."""
-    if redact not in (SECRETS, NOTHING):
-        problem = (
-            f"it is {redact!r}, and states are sent to teachers, with or without the secrets in the logs"
-        )
-        raise ConfigError("--redact", problem, f"set --redact {SECRETS}, or --redact {NOTHING}")
-    if not logs:
-        raise ConfigError("LOGS", "no log is given", "name log files, or folders with *.jsonl files")
     files = [one for one in log_files(logs) if out.resolve() not in one[0].parents]
     tally = Tally()
     actions = list(read_logs(files, read_tools(tools) if tools is not None else None, tally))
@@ -78,7 +79,7 @@ def make_states(
         print_counts(counts)
         problem = f"no action of a model is in {len(files)} file(s)"
         raise DataError("LOGS", problem, "give logs in which a model acted after a message")
-    if redact == SECRETS:
+    if redact is Redact.SECRETS:
         from composer_plugins.recipes.trace_replay.redact import redacted
 
         actions, counts["different secrets that were replaced"] = redacted(actions)
@@ -113,9 +114,9 @@ def _read_folder(folder: Path) -> tuple[dict[str, Any], list[State]]:
 def replay_command(
     folder: Folder,
     teachers: Annotated[Path, typer.Option(help="YAML file with the teachers.")],
-    max_usd: Annotated[float, typer.Option(help="The most that all replays of this folder may cost.")],
-    samples: Annotated[int, typer.Option(help="Answers of each teacher to each state.")] = 1,
-    concurrency: Annotated[int, typer.Option(help="Requests at the same time.")] = 8,
+    max_usd: Annotated[float, typer.Option(min=0, help="The most that all replays of this folder may cost.")],
+    samples: Annotated[int, typer.Option(min=1, help="Answers of each teacher to each state.")] = 1,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at the same time.")] = 8,
 ) -> None:
     """Ask every teacher at every state, and keep the answers in DIR/answers.jsonl."""
     from composer_plugins.recipes.trace_replay.teachers import load_teachers
@@ -133,7 +134,6 @@ def ask(folder: Path, teachers: list[Any], max_usd: float, samples: int, concurr
     """Replay with a progress bar; Ctrl-C keeps every answer that has arrived."""
     from composer_plugins.recipes.trace_replay import replay
 
-    replay.check_options(teachers, samples=samples, concurrency=concurrency, max_usd=max_usd)
     _, states = _read_folder(folder)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
@@ -183,7 +183,7 @@ def _journal(folder: Path) -> Journal:
 @app.command("pairs")
 def make_pairs(
     folder: Folder,
-    min_agree: Annotated[int, typer.Option(help="How many teachers must agree, at least 2.")] = 2,
+    min_agree: Annotated[int, typer.Option(min=2, help="How many teachers must agree.")] = 2,
     ignore: Annotated[
         list[str] | None, typer.Option(help="An argument that is not part of an action: Bash.description.")
     ] = None,
@@ -205,7 +205,7 @@ def make_pairs(
     own = {"answers": made.answers, "actions of the traces": made.actions}
     if found:
         report.write_pairs(found, folder / report.PAIRS)
-        card = report.card(found, is_redacted=run["redact"] == SECRETS, counts=counts | own)
+        card = report.card(found, is_redacted=run["redact"] == Redact.SECRETS, counts=counts | own)
         write_text(folder / report.CARD, card)
         console.print(f"{len(found)} pairs in {folder / report.PAIRS}", soft_wrap=True)
     print_counts(own)

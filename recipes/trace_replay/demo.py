@@ -12,7 +12,7 @@ from rich.table import Table
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.shared import check_installed
-from composer_plugins.recipes.trace_replay.commands import ask, console, make_pairs, make_states
+from composer_plugins.recipes.trace_replay.commands import Redact, ask, console, make_pairs, make_states
 from composer_plugins.recipes.trace_replay.formats.common import assistant, json_text, tool_call
 from composer_plugins.recipes.trace_replay.report import PAIRS
 from composer_plugins.recipes.trace_replay.scripted import ScriptedTeachers
@@ -31,7 +31,7 @@ def run_demo(out: Path, steps: int) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError("--out", f"{out} is not an empty folder", "name a new folder")
     console.rule("1. states")
-    make_states([SESSION], out, "secrets", TOOLS)
+    make_states([SESSION], Redact.SECRETS, out, TOOLS)
     console.rule("2. replay")
     console.print(f"{', '.join(TEACHERS)}: scripted, on 127.0.0.1, with invented prices")
     with ScriptedTeachers(scripted_answer) as server:

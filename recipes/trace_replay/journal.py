@@ -2,36 +2,25 @@
 
 A line is on the disk before the next request is sent in its place. A process that is killed, or a machine
 that loses power, therefore loses at most the answers of the requests in flight. Half of a last line is cut
-off when the journal is opened again. A line that could not be written whole is cut off at once.
+off when the journal is opened again.
 """
 
 import fcntl
 import json
 import os
 from collections import Counter
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeFloat, TypeAdapter
+from pydantic import ConfigDict, NonNegativeFloat, TypeAdapter
 
 from composer_plugins.errors import ConfigError, DataError, writing
 from composer_plugins.recipes.trace_replay.formats.common import without_lone_surrogates
-from composer_plugins.recipes.trace_replay.states import Message, ToolCall
+from composer_plugins.recipes.trace_replay.states import Message
 
 FILE = "answers.jsonl"
 Row = tuple[str, str, int]  # state, teacher and sample
-
-
-class _Message(BaseModel):
-    content: str
-    tool_calls: list[ToolCall] = []
-
-
-def _checked(message: Message) -> Message:
-    _Message.model_validate(message, strict=True)
-    return message
 
 
 @dataclass(frozen=True)
@@ -53,7 +42,7 @@ class _Line:
 class Answer(_Line):
     """A teacher's answer to a state."""
 
-    message: Annotated[Message, AfterValidator(_checked)]  # in the form of State.observed
+    message: Message  # in the form of State.observed
     finish_reason: str  # "stop", "tool_calls", "length" (cut off at the limit of tokens) ...
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -109,16 +98,11 @@ class Journal(AbstractContextManager["Journal"]):
         """Write how a request ended, after a check that the line can be read again."""
         line = without_lone_surrogates(json.dumps(vars(entry), ensure_ascii=False)).encode()
         entry = LINE.validate_json(line)
-        end, rest = self._file.seek(0, os.SEEK_END), line + b"\n"
+        rest = line + b"\n"
         with writing(str(self.path), self.path):
-            try:
-                while rest:  # the system may write less than it is given
-                    rest = rest[self._file.write(rest) :]
-                os.fsync(self._file.fileno())
-            except OSError:
-                with suppress(OSError):  # what cannot be truncated either: a device
-                    self._file.truncate(end)
-                raise
+            while rest:  # the system may write less than it is given
+                rest = rest[self._file.write(rest) :]
+            os.fsync(self._file.fileno())
         self._entries.append(entry)
         self.spent += entry.usd
 

@@ -12,7 +12,7 @@ import httpx2
 from pydantic import BaseModel, Field, ValidationError
 
 from composer_plugins.errors import ConfigError, in_a_line, unknown
-from composer_plugins.recipes.shared import cut
+from composer_plugins.recipes.trace_replay.states import first_problem
 
 PRICES = "openrouter"
 WRITTEN = ("usd_per_million_input", "usd_per_million_output", "usd_per_request")
@@ -41,49 +41,35 @@ def read_models(base_url: str, key: str) -> dict[str, Any]:
     url = f"{base_url.rstrip('/')}/models"
     try:
         answer = httpx2.get(url, timeout=TIMEOUT, follow_redirects=True).raise_for_status().json()
-        return {str(entry["id"]): entry for entry in answer["data"]}
+        return {entry["id"]: entry for entry in answer["data"]}
     except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
         problem = f"{url} gives no list of models ({in_a_line(error)})"
         raise ConfigError(f"{key}.prices", problem, f"run the command again later, or {BY_HAND}") from None
 
 
-def with_prices(entry: Mapping[str, Any], models: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return a teacher's entry with the prices of its model.
+def prices_of(model: str, params: Mapping[str, Any], models: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the prices of a teacher's model and the teacher's `params`, as fields of the teacher.
 
     The request asks OpenRouter for providers of this price or below (`provider.max_price`), because the
     providers of a model have different prices.
     """
-    if written := [name for name in WRITTEN if name in entry]:
-        raise ConfigError(f"{key}.{written[0]}", f"prices is {PRICES} too", "remove one of them")
-    params = _mapping(entry, "params", key)
-    if "max_price" in (provider := _mapping(params, "provider", f"{key}.params")):
-        problem = f"with prices: {PRICES} the recipe writes this key itself"
-        raise ConfigError(f"{key}.params.provider.max_price", problem, "remove it")
-    model = str(entry.get("model"))
+    provider = params.get("provider", {})
+    if not isinstance(provider, dict) or "max_price" in provider:
+        problem = f"with prices: {PRICES} the recipe writes max_price below it"
+        raise ConfigError(f"{key}.params.provider", problem, "write other keys below it, or remove it")
     if model not in models:
         raise unknown(f"{key}.model", model, models, noun="model of OpenRouter")
     try:
         pricing = _Pricing.model_validate(models[model].get("pricing"))
     except ValidationError as error:
-        first = error.errors()[0]
-        value = "missing" if first["type"] == "missing" else cut(repr(first["input"]), 60)
-        where = ".".join(map(str, first["loc"])) or "pricing"
-        problem = f"OpenRouter's list has no fixed price for {model} ({where} is {value})"
+        problem = f"OpenRouter's list has no fixed price for {model} ({first_problem(error)})"
         raise ConfigError(f"{key}.model", problem, f"name another model, or {BY_HAND}") from None
     every = [pricing, *pricing.overrides]
     prompt, completion = (max(getattr(one, name) for one in every) for name in ("prompt", "completion"))
-    params["provider"] = provider | {"max_price": {"prompt": prompt * 1e6, "completion": completion * 1e6}}
+    maximum = {"prompt": prompt * 1e6, "completion": completion * 1e6}
     return {
-        **entry,
-        "params": params,
+        "params": {**params, "provider": {**provider, "max_price": maximum}},
         "usd_per_million_input": max(prompt, *(one.input_cache_write for one in every)) * 1e6,
         "usd_per_million_output": max(completion, *(one.internal_reasoning for one in every)) * 1e6,
         "usd_per_request": max(one.request for one in every),
     }
-
-
-def _mapping(holder: Mapping[str, Any], name: str, key: str) -> dict[str, Any]:
-    value = holder.get(name) or {}
-    if not isinstance(value, dict):
-        raise ConfigError(f"{key}.{name}", f"it is {value!r}", "write keys with values below it")
-    return dict(value)

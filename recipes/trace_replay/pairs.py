@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.errors import unknown
 from composer_plugins.recipes.trace_replay.journal import Answer
 from composer_plugins.recipes.trace_replay.states import Message, State, canonical, json_object
 
@@ -64,9 +64,6 @@ def make_pairs(
     ignored: Ignored = frozenset(),
 ) -> tuple[list[Pair], Counts]:
     """The pairs of all states, in their order, and what became of the others."""
-    if min_agree < 2:
-        problem = f"it is {min_agree}, and one teacher alone agrees with nobody"
-        raise ConfigError("--min-agree", problem, "set 2 or more")
     counts, traces = Counts(), defaultdict[str, list[State]](list)
     for state in states:
         traces[state.id].append(state)

@@ -8,7 +8,6 @@ runs have spent counts.
 
 import asyncio
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ from composer_plugins.recipes.trace_replay import request
 from composer_plugins.recipes.trace_replay.journal import Answer, Failure, Journal, Row
 from composer_plugins.recipes.trace_replay.request import Body, Unusable
 from composer_plugins.recipes.trace_replay.states import State, canonical
-from composer_plugins.recipes.trace_replay.teachers import Teacher, check_teachers
+from composer_plugins.recipes.trace_replay.teachers import Teacher
 
 # After this many requests in a row to which an endpoint gave no answer at all, the replay stops.
 MOST_IN_A_ROW = 5
@@ -78,7 +77,6 @@ async def replay(
     Cancelling keeps the answers that have arrived. Raises ConfigError where asking on makes no sense: a wrong
     key, an unknown model, an endpoint that does not answer.
     """
-    check_options(teachers, samples=samples, concurrency=concurrency, max_usd=max_usd)
     # Traces that share a state share its answers. A small budget answers whole states.
     wanted: dict[Row, tuple[State, Teacher]] = {
         (state.id, teacher.name, sample): (state, teacher)
@@ -109,16 +107,6 @@ def _job(row: Row, state: State, teacher: Teacher, failed: int) -> _Job:
     # The key is the same one after a kill, and another one after a failure that is recorded.
     key = hashlib.sha256(canonical([*row, failed, body]).encode()).hexdigest()[:32]
     return _Job(row, teacher, body, key, request.most_usd(teacher, body), failed > 0)
-
-
-def check_options(teachers: Sequence[Teacher], *, samples: int, concurrency: int, max_usd: float) -> None:
-    """Raise ConfigError for options with which nothing can be asked."""
-    check_teachers(teachers)
-    for name, value in (("--samples", samples), ("--concurrency", concurrency)):
-        if value < 1:
-            raise ConfigError(name, f"it is {value}", "set a number of at least 1")
-    if not (math.isfinite(max_usd) and max_usd >= 0):
-        raise ConfigError("--max-usd", f"it is {max_usd}", "set the most that the teachers may cost, in USD")
 
 
 @dataclass

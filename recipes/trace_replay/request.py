@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from composer_plugins.errors import in_a_line
 from composer_plugins.recipes.shared import cut
+from composer_plugins.recipes.trace_replay.formats.common import assistant, tool_call
 from composer_plugins.recipes.trace_replay.states import (
     CUT_OFF,
     Message,
@@ -45,10 +46,8 @@ class Client(httpx2.AsyncClient):
     """
 
     def __init__(self) -> None:
-        limits = httpx2.Limits(
-            max_connections=None, max_keepalive_connections=None
-        )  # --concurrency limits them
-        super().__init__(limits=limits, follow_redirects=True)
+        unlimited = httpx2.Limits(max_connections=None, max_keepalive_connections=None)  # see --concurrency
+        super().__init__(limits=unlimited, follow_redirects=True)
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Send a request and read its whole answer."""
@@ -158,19 +157,17 @@ def read_reply(data: Mapping[str, Any]) -> Reply:
     if choice.error or finish == ERROR:
         raise _failure(choice.error or {"finish_reason": finish})
     if given.refusal:
-        return Reply({"role": "assistant", "content": given.refusal}, REFUSED)
+        return Reply(assistant(given.refusal, []), REFUSED)
     calls = []
     for call in given.tool_calls or ():
         arguments = call.function.arguments or "{}"  # some servers write nothing for no arguments
         if json_object(arguments) is not None:
-            function = {"name": call.function.name, "arguments": arguments}
-            calls.append({"id": call.id, "type": "function", "function": function})
+            calls.append(tool_call(call.id, call.function.name, arguments))
         elif finish != CUT_OFF:  # the call that an answer is cut off in is left out, and the rest is kept
             raise Unusable(f"the arguments of a tool call are not a JSON object: {shown(arguments)}")
-    if given.content is None and not calls and finish not in (CUT_OFF, "content_filter"):
+    if not (given.content or "").strip() and not calls and finish not in (CUT_OFF, "content_filter"):
         raise Unusable("the answer has neither content nor tool calls")
-    message = {"role": "assistant", "content": given.content or ""}
-    return Reply(message | ({"tool_calls": calls} if calls else {}), finish)
+    return Reply(assistant(given.content or "", calls), finish)
 
 
 def _failure(words: Any) -> Unusable:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from composer_plugins.config import complaints
 from composer_plugins.errors import ConfigError, error_of, in_a_line
-from composer_plugins.recipes.trace_replay.openrouter import BY_HAND, PRICES, read_models, with_prices
+from composer_plugins.recipes.trace_replay.openrouter import PRICES, WRITTEN, prices_of, read_models
 
 OPTION = "--teachers"
 LIMITS = ("max_tokens", "max_completion_tokens")
@@ -69,15 +69,15 @@ def load_teachers(path: Path) -> list[Teacher]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         problem = f"{path} has no list of teachers"
         raise ConfigError(OPTION, problem, "begin the file with `teachers:` and a list of entries")
-    lists = dict[Any, dict[str, Any]]()  # of models, by base_url
+    teachers, lists = list[Teacher](), dict[str, dict[str, Any]]()  # of models, by base_url
     for i, entry in enumerate(entries):
-        if (prices := entry.get("prices")) is not None:
-            url, key = entry.get("base_url"), f"teachers[{i}]"
-            if prices != PRICES:
-                raise ConfigError(f"{key}.prices", f"it is {prices!r}", f"set {PRICES}, or {BY_HAND}")
-            lists[url] = lists[url] if url in lists else read_models(str(url), key)
-            entries[i] = with_prices(entry, lists[url], key)
-    teachers = [_teacher(entry, f"teachers[{i}]") for i, entry in enumerate(entries)]
+        teacher, key = _teacher(entry, f"teachers[{i}]"), f"teachers[{i}]"
+        if teacher.prices is not None:
+            url = teacher.base_url
+            lists[url] = lists[url] if url in lists else read_models(url, key)
+            prices = prices_of(teacher.model, teacher.params, lists[url], key)
+            teacher = teacher.model_copy(update=prices)
+        teachers.append(teacher)
     check_teachers(teachers)
     return teachers
 
@@ -102,6 +102,10 @@ def check_teachers(teachers: Sequence[Teacher]) -> None:
 
 
 def _teacher(entry: dict[str, Any], key: str) -> Teacher:
+    if entry.get("prices"):
+        if written := [name for name in WRITTEN if name in entry]:
+            raise ConfigError(f"{key}.{written[0]}", f"prices is {PRICES} too", "remove one of them")
+        entry = dict.fromkeys(WRITTEN, 0) | entry  # until the list of models is read
     try:
         teacher = Teacher.model_validate(entry)
     except ValidationError as error:

@@ -109,8 +109,6 @@ NO_EFFECT = {
     "composer.old_policy": {"composer": {"old_policy": "rollout"}},
     "trainer_cls": {"trainer_cls": "axolotl.core.trainers.grpo.trainer.AxolotlGRPOTrainer"},
     "context_parallel_size": {"context_parallel_size": 2},
-    "trl.async_prefetch": {"trl": {"async_prefetch": True}},
-    "trl.use_data_producer": {"trl": {"use_data_producer": True}},
 }
 
 

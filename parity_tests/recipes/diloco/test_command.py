@@ -50,9 +50,7 @@ def test_a_wrong_option_is_an_error(
     line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        shared, "find_spec", {"fsspec": True}.get
-    )  # neither modal nor huggingface_hub is there
+    monkeypatch.setattr(shared, "find_spec", lambda name: None)
     result = CliRunner().invoke(command.app, line.split())
     assert isinstance(result.exception, ConfigError) and str(result.exception).startswith(said)
 

@@ -139,9 +139,6 @@ def train_one_round(url: Path, replicas: int = 2) -> None:
         (".safetensors", None, "replica-0.safetensors is not what its marker says"),
         (".json", None, "the own marker of round 1 is gone; replica 0 used it"),
         (".json", b'{"sha', "the own marker of round 1 is gone; replica 0 used it"),
-        (".json", b"{}", "round-000001/replica-0.json is damaged"),
-        (".json", b"null", "round-000001/replica-0.json is damaged"),
-        (".result.json", b"null", "round-000001/replica-0.result.json is damaged"),
     ],
 )
 def test_what_the_store_has_lost_is_not_trained_again(

@@ -6,7 +6,7 @@ import random
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -151,7 +151,7 @@ def test_each_operator_drops_what_was_planted_for_it(run: Run, seed: int) -> Non
 
 
 def test_the_demos_pairs_all_stay(run: Run) -> None:
-    demo.make_states([demo.SESSION], Path("run"), "secrets", demo.TOOLS)
+    demo.make_states([demo.SESSION], demo.Redact.SECRETS, Path("run"), demo.TOOLS)
     with ScriptedTeachers(demo.scripted_answer) as server:
         demo.ask(Path("run"), demo.teachers(server.base_url), 1.0, samples=1, concurrency=8)
     demo.make_pairs(Path("run"), ignore=demo.IGNORED)
@@ -231,7 +231,6 @@ def test_columns_that_operators_cannot_read_are_not_passed_to_them(run: Run) -> 
     table = pq.read_table("p.parquet")
     for name in ("text", "__row__", "__dj__stats__"):
         table = table.append_column(name, pa.array(["same"] * 3))
-    table = table.append_column("hash", pa.array([2**64 - 1] * 3, pa.uint64()))
     pq.write_table(table, "p.parquet")
     recipe({"document_deduplicator": None}, {"text_length_filter": {"min_len": 10}})
     assert run("p.parquet --recipe r.yaml").exit_code == 0
@@ -268,7 +267,6 @@ WRONG_RECIPES = [
         f"process: [{{{FILTER}: {{min_len: ten}}}}]",
         f"process: [{FILTER}] Parameter 'min_len' expects type 'int'",
     ),
-    (f"process: [{{{FILTER}: {{max_len: .nan}}}}]", "process: data-juicer cannot run it (ValueError: "),
     (f"process: [{{{FILTER}: {{text_key: answer}}}}]", f"process: [{FILTER}] text_key 'answer' not found in"),
     (
         f"process: [{{{FILTER}: {{text_key: n_teachers}}}}]",
@@ -302,15 +300,12 @@ WRONG_FILES = [
     ("gone.parquet", "PAIRS: gone.parquet cannot be read (FileNotFoundError"),
     ("gone.jsonl", "gone.jsonl: it cannot be read (FileNotFoundError"),
     ("text.parquet", "PAIRS: text.parquet cannot be read (ArrowInvalid"),
-    ("other.parquet", "other.parquet: it has no column prompt; name the file of the command `pairs`"),
+    ("other.parquet", "PAIRS: row 0 has no messages in prompt; name pairs.parquet or states.jsonl"),
     ("numbers.parquet", "PAIRS: row 0 has no messages in prompt; name pairs.parquet or states.jsonl"),
     ("texts.parquet", "PAIRS: row 0 has no messages in prompt; name pairs.parquet or states.jsonl"),
-    ("bytes.parquet", "PAIRS: bytes.parquet cannot be read (ArrowInvalid: "),
     ("none.parquet", "none.parquet: it has no row; "),
-    (".", "PAIRS and --out: . and _clean are not two files *.parquet or two"),
     ("p.parquet --out p.jsonl", "PAIRS and --out: p.parquet and p.jsonl are not two files"),
     ("p.parquet --out gone/p.parquet", "p.parquet: 'gone/p.parquet' cannot be written (Failed to open"),
-    ("p.parquet --out r.yaml/p.parquet", "p.parquet: 'r.yaml/p.parquet' cannot be written (Failed to open"),
     ("p.parquet --out folder.parquet", "folder.parquet: 'folder.parquet' cannot be written (it is a folder)"),
     ("p.parquet --out q.parquet", "q.dropped.json: 'q.dropped.json' cannot be written (it is a folder)"),
     ("p.parquet --recipe gone.yaml", "--recipe: gone.yaml cannot be read (FileNotFoundError"),
@@ -325,8 +320,6 @@ def test_a_wrong_file_writes_nothing(run: Run, line: str, message: str) -> None:
     pq.write_table(pa.table({"other": [1]}), "other.parquet")
     pq.write_table(pa.table({name: [1] for name in ("prompt", "chosen", "rejected")}), "numbers.parquet")
     pq.write_table(pa.table({name: ["a"] for name in ("prompt", "chosen", "rejected")}), "texts.parquet")
-    no_text = pa.array([b"\xff"]).view(pa.string())
-    pq.write_table(pq.read_table("p.parquet").append_column("own", no_text), "bytes.parquet")
     Path("folder.parquet").mkdir()
     Path("q.dropped.json").mkdir()
     recipe({"document_deduplicator": None})
@@ -335,45 +328,37 @@ def test_a_wrong_file_writes_nothing(run: Run, line: str, message: str) -> None:
     assert files() == before
 
 
-@pytest.fixture
-def without_model(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """No model in data-juicer's folders, and no network."""
-    from data_juicer.utils import model_utils
-
-    def download(*args: object) -> None:
-        raise OSError("no network")
-
-    monkeypatch.setattr(model_utils, "DJEMH", None)
-    monkeypatch.setattr(model_utils, "DJMC", str(tmp_path.parent / "cache"))
-    monkeypatch.setattr(model_utils.wget, "download", download)
-    write_pairs([a_pair(0, random.Random(0))], Path("p.parquet"))
-    yield
-
-
-def test_a_language_model_that_cannot_be_had_is_one_error(
-    run: Run, without_model: None, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("has_package", "reason"),
+    [
+        (True, "RuntimeError: Downloading model [lid.176.bin] error."),
+        (False, "ImportError: it needs no-such-package, which is not installed here)"),
+    ],
+)
+def test_a_model_or_a_package_that_is_absent_is_one_error(
+    has_package: bool,
+    reason: str,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    before, ran = files(), run(f"p.parquet --recipe {QUOTED}")
-    message = f"{LANGUAGE}: data-juicer cannot run it (RuntimeError: Downloading model [lid.176.bin] error."
-    assert error(ran).startswith(message) and str(ran.exception).endswith(
-        "; correct it in the recipe, or remove it"
-    )
-    assert files() == before and not ran.output
-    assert capfd.readouterr() == ("", "")
-
-
-def test_no_package_is_installed(run: Run, without_model: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """data-juicer runs `uv pip install` for what an operator imports."""
+    """Nothing is printed. data-juicer would run `uv pip install` for what an operator imports."""
     from data_juicer.utils import lazy_loader, model_utils
 
     started = list[object]()
     monkeypatch.setattr(lazy_loader.subprocess, "check_call", lambda *args, **options: started.append(args))
-    monkeypatch.setattr(model_utils, "fasttext", lazy_loader.LazyLoader("no_such_module", "no-such-package"))
-    message = (
-        f"{LANGUAGE}: data-juicer cannot run it (ImportError: it needs no-such-package, which is not inst"
-    )
-    assert error(run(f"p.parquet --recipe {QUOTED}")).startswith(message)
-    assert not started
+    monkeypatch.setattr(model_utils, "DJEMH", None)
+    monkeypatch.setattr(model_utils, "DJMC", str(tmp_path.parent / "cache"))
+    monkeypatch.setattr(model_utils.wget, "download", None)  # no network
+    if not has_package:
+        absent = lazy_loader.LazyLoader("no_such_module", "no-such-package")
+        monkeypatch.setattr(model_utils, "fasttext", absent)
+    write_pairs([a_pair(0, random.Random(0))], Path("p.parquet"))
+    before, ran = files(), run(f"p.parquet --recipe {QUOTED}")
+    assert error(ran).startswith(f"{LANGUAGE}: data-juicer cannot run it ({reason}")
+    assert files() == before and not ran.output and not started
+    assert capfd.readouterr() == ("", "")
 
 
 def test_without_data_juicer_the_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

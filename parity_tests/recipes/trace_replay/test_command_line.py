@@ -95,12 +95,9 @@ def test_the_steps_one_after_the_other(run: Run, folder: Path, server: FaultyTea
 
 BOTH = "--out run --redact nothing"
 CANNOT_START = [
-    (f"states {QUOTED} --out run", "--redact: it is '', and states are sent to teachers, with or without"),
-    (f"states {QUOTED} --out run --redact some", "--redact: it is 'some', and states are sent to teachers"),
     (f"states {QUOTED} {BOTH} --tools gone.json", "--tools: gone.json cannot be read: FileNotFound"),
     (f"states {QUOTED} --redact nothing --out file", "--out: 'file' cannot be written"),
     (f"states {QUOTED} --redact nothing --out file/run", "--out: 'file/run' cannot be written (Not a dir"),
-    ("states --redact nothing", "LOGS: no log is given; name log files, or folders with *.jsonl files"),
     (f"states empty {BOTH}", "empty: the folder has no *.jsonl file; name log files, or folders with"),
     (f"states gone {BOTH}", "gone: there is no such file or folder; name log files, or folders"),
     (f"states silent.jsonl {BOTH}", "LOGS: no action of a model is in 1 file(s); give logs in which a"),
@@ -121,6 +118,10 @@ def test_a_command_that_cannot_start_writes_nothing(run: Run, line: str, message
     before = {*Path().rglob("*")}
     assert error(run(line)).startswith(message)
     assert not any(path.is_file() for path in {*Path().rglob("*")} - before)
+
+
+def test_nothing_is_written_before_redaction_is_chosen(run: Run) -> None:
+    assert run(f"states {QUOTED} --out run").exit_code == 2 and not Path("run").exists()
 
 
 def test_what_a_run_wrote_is_no_log_of_the_next(run: Run, tmp_path: Path) -> None:

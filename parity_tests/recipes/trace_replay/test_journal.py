@@ -1,7 +1,6 @@
 """The journal: what is written stays, half a last line goes, and one process at a time."""
 
 import json
-import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,13 +66,12 @@ def test_a_journal_is_open_once_at_a_time(tmp_path: Path) -> None:
 
 
 ANSWER = vars(answer(0))
-CALL = {"id": "c", "function": {"name": "Bash", "arguments": {}}}  # and should be JSON text
 WRONG: dict[str, list[Any]] = {
     "state": [["s"]],
     "teacher": [None],
     "sample": ["0", True, [0]],
     "usd": ["1", None, -1, float("nan"), float("inf"), 10**400],
-    "message": ["text", {"content": None}, MESSAGE | {"tool_calls": [CALL]}],
+    "message": ["text"],
     "finish_reason": [None],
     "error": ["both"],
 }
@@ -91,25 +89,6 @@ def test_a_line_that_is_none_of_a_journal_is_an_error_that_names_it(tmp_path: Pa
     with pytest.raises(DataError, match=said):
         Journal(tmp_path / "j")
     assert (tmp_path / "j").read_text() == text
-
-
-def test_nothing_of_a_line_that_cannot_be_written_stays(tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with Journal(tmp_path / "j") as journal:
-        journal.add(Failure("s", "t", 0, 0.5, "first"))
-        size = (tmp_path / "j").stat().st_size
-        for room in (0, 30):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, hard))
-            try:
-                with pytest.raises(ConfigError, match="cannot be written"):
-                    journal.add(Failure("lost", "t", 0, 0.25, "second"))
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-            assert (tmp_path / "j").stat().st_size == size
-        journal.add(Failure("s", "t", 1, 0.5, "third"))
-        assert journal.spent == 1.0
-    with Journal(tmp_path / "j") as journal:
-        assert not journal.has_half_line and journal.failures() == ["first", "third"]
 
 
 def test_a_journal_that_cannot_be_opened_is_an_error() -> None:

@@ -73,16 +73,16 @@ def test_what_cannot_be_replayed_is_left_out(tmp_path: Path, messages: list[Any]
     assert tally.actions == {reason: 1}
 
 
+WRONG_VALUE = "it is not as its format says"
 WRONG: list[tuple[Any, str]] = [
-    ([1], "the line is [1], and should be an object; "),
-    ({"foo": 1}, "a line of an OpenAI chat log has the fields foo; "),
-    ({"messages": "x"}, "messages is 'x', and should be a list; correct or remove the line in a copy"),
-    ({"messages": [3]}, "a message is 3, and should be an object; "),
-    ({"messages": [{"role": "alien"}]}, "a message has the role 'alien'; "),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id of a tool message is None"),
-    ({"messages": [], "tools": [3]}, "a tool is 3, and should be a function tool with a name; "),
-    ({"messages": [], "reward": "high"}, "the reward is 'high', and should be a finite number; "),
-    ({"messages": [], "reward": float("nan")}, "the reward is nan, "),
+    ([1], "the line is not a JSON object; correct or remove the line in a copy of the log"),
+    ({"foo": 1}, f"{WRONG_VALUE} (KeyError: 'messages'); correct or remove the line in a copy of the log"),
+    ({"messages": [3]}, f"{WRONG_VALUE} (AttributeError: "),
+    ({"messages": [{"role": "alien"}]}, f"{WRONG_VALUE} (ValueError: a message has the role 'alien')"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, f"{WRONG_VALUE} (KeyError: 'tool_call_id')"),
+    ({"messages": [], "tools": [3]}, f"{WRONG_VALUE} (TypeError: "),
+    ({"messages": [], "reward": "high"}, f"{WRONG_VALUE} (TypeError: must be real number, not str)"),
+    ({"messages": [], "reward": float("nan")}, f"{WRONG_VALUE} (ValueError: the reward is nan)"),
 ]
 
 

@@ -110,12 +110,14 @@ def test_a_fault_is_a_recorded_failure_and_is_asked_again(
 
 
 NO_ANSWER = f"teacher 'a': {MOST_IN_A_ROW} requests in a row had no answer: "
+STATUS = "teacher 'b': http://.* answers for the model 'b' with status"
 STOPS = [
     ("a", "hang", f"{NO_ANSWER}the endpoint sent nothing for 1 seconds; start the endpoint again, set a"),
-    ("a", "500", f"{NO_ANSWER}status 500: "),
-    ("b", "401", "teacher 'b': {} answers for the model 'b' with status 401: "),
-    ("b", "403", "teacher 'b': {} answers for the model 'b' with status 403: "),
-    ("b", "404", "teacher 'b': {} answers for the model 'b' with status 404: "),
+    ("a", "500", f"{NO_ANSWER}status 500: .*; start the endpoint again"),
+    ("b", "401", f"{STATUS} 401: .*; correct the key, the model or base_url in --teachers$"),
+    ("b", "402", f"{STATUS} 402: .*; add credits to the account of the key"),
+    ("b", "403", f"{STATUS} 403: .*; correct .* or run the same command again$"),
+    ("b", "404", f"{STATUS} 404: .*; correct the key, the model or base_url in --teachers$"),
 ]
 
 
@@ -127,9 +129,8 @@ def test_a_teacher_that_cannot_answer_stops_the_replay(
     server.faults = {name: repeat(fault)}
     options = {"max_retries": 0, "timeout": 1.0 if fault == "hang" else 10.0}
     teachers = [a_teacher(server.base_url, name, **options) for name in "ab"]
-    with pytest.raises(ConfigError) as stopped:
+    with pytest.raises(ConfigError, match=f"^{message}"):
         replayed(path, [a_state(i) for i in range(50)], teachers, concurrency=4)
-    assert str(stopped.value).startswith(message.format(server.base_url)) and "; " in str(stopped.value)
     asked = sum(body["model"] == name for body in server.requests)
     assert asked <= 4 if name == "b" else asked < MOST_IN_A_ROW + 4
     with Journal(path) as journal:
@@ -150,18 +151,12 @@ def test_a_prompt_that_is_always_refused_does_not_keep_the_others_from_answers(
     server.serve = lambda body, key: answer(body) and serve(body, key)  # type: ignore[method-assign]
     teacher = a_teacher(server.base_url, max_retries=0)
     if number == 0:
-        with pytest.raises(ConfigError, match="status 403.*; correct .* or run the same command again"):
+        with pytest.raises(ConfigError, match="status 403"):
             replayed(path, STATES, [teacher], concurrency=1)
     for new in (5, 0):
         done = replayed(path, STATES, [teacher], concurrency=1)
         assert (done.answered, done.failed) == (new, 1)
     assert reasons(path) == ['status 403: \'{"error": {"message": "scripted 403"}}\'']
-
-
-def test_an_account_without_credits_has_its_own_remedy(path: Path, server: FaultyTeachers) -> None:
-    server.faults = {"a": iter(["402"])}
-    with pytest.raises(ConfigError, match="status 402: .*; add credits to the account of the key"):
-        replayed(path, STATES, [a_teacher(server.base_url)])
 
 
 def test_failures_that_are_not_in_a_row_do_not_stop_the_replay(path: Path, server: FaultyTeachers) -> None:
@@ -238,22 +233,6 @@ def test_what_earlier_runs_have_spent_counts(
     assert len(server.requests) == asked
 
 
-BUDGET = "set the most that the teachers may cost, in USD"
-WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"max_usd": -1.0}, f"--max-usd: it is -1.0; {BUDGET}"),
-    ({"max_usd": float("inf")}, f"--max-usd: it is inf; {BUDGET}"),
-    ({"samples": 0}, "--samples: it is 0; set a number of at least 1"),
-    ({"concurrency": 0}, "--concurrency: it is 0; set a number of at least 1"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), WRONG_OPTIONS)
-def test_a_wrong_option_is_an_error(path: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        replayed(path, STATES, [a_teacher("http://unused/v1")], **options)
-    assert str(refused.value).startswith(message)
-
-
 def test_budget_0_is_for_free_teachers(path: Path, server: FaultyTeachers) -> None:
     both = [a_teacher(server.base_url, "free", **FREE), a_teacher(server.base_url)]
     done = replayed(path, STATES, both, max_usd=0.0)
@@ -298,6 +277,7 @@ NO_ACTION: list[tuple[dict[str, Any] | str, str]] = [
     ({"choices": [completion(content="x")["choices"][0] | {"error": "why"}]}, f"{ERROR}'\"why\"'"),
     ({"choices": []}, f"{NO_COMPLETION}: List should have at least 1 item"),
     (completion(), NOTHING),
+    (completion(content=" "), NOTHING),
     (completion(content=None, tool_calls=[]), NOTHING),
     (completion(content=[{"type": "text"}]), f"{NO_COMPLETION}.0.message.content: "),
     (completion(finish=None, content="x"), f"{NO_COMPLETION}.0.finish_reason: "),  # type: ignore[arg-type]

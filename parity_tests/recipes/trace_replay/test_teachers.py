@@ -75,7 +75,7 @@ def test_a_wrong_entry_is_one_sentence_with_its_key(
 
 
 def test_a_price_must_be_written_out_and_0_is_one(tmp_path: Path) -> None:
-    entry = {name: value for name, value in ENTRY.items() if name != PRICE}
+    entry = {name: value for name, value in ENTRY.items() if name != PRICE} | {"prices": None}
     remedy = "add it to the entry; a price is in USD per million tokens, and 0 for a local server"
     assert refusal(written(tmp_path, entry)) == f"teachers[0].{PRICE}: it is missing; {remedy}"
 

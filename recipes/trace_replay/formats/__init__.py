@@ -1,6 +1,5 @@
 """Readers of agents' logs: each finds the points at which the model acted."""
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +13,7 @@ from composer_plugins.recipes.trace_replay.formats.common import (
     Tools,
     function_tools,
     json_lines,
+    parsed,
 )
 
 READERS = (openai_chat, claude_code)
@@ -62,11 +62,6 @@ def _read(path: Path, label: str, tools: Tools | None, tally: Tally) -> list[Act
         return list(_reader_of(*first).read(path, label, tools, tally))
     except OSError as error:
         raise ConfigError(label, f"it cannot be read: {in_a_line(error)}", "name a readable file") from None
-    except ComposerError:
-        raise
-    except (TypeError, ValueError, LookupError, AttributeError, RecursionError, OverflowError) as error:
-        problem = f"a value in it is not of the type that its format says ({in_a_line(error)})"
-        raise DataError(label, problem, "repair the log, or leave it out") from error
 
 
 def _reader_of(where: str, row: dict[str, Any]) -> ModuleType:
@@ -81,11 +76,9 @@ def _reader_of(where: str, row: dict[str, Any]) -> ModuleType:
 def read_tools(path: Path) -> Tools:
     """The tools of a JSON file: a list of OpenAI function tools."""
     try:
-        tools = function_tools(str(path), json.loads(path.read_text(encoding="utf-8")))
+        tools = function_tools(parsed(path.read_text(encoding="utf-8")))
         problem = f"{path} has no tools"
-    except DataError as error:
-        tools, problem = None, f"{path}: {error.problem}"
-    except (OSError, ValueError, RecursionError) as error:
+    except Exception as error:  # of the file, of its JSON, or a value that is absent or of another type
         tools, problem = None, f"{path} cannot be read: {in_a_line(error)}"
     if not tools:
         raise ConfigError("--tools", problem, "give a JSON file with a list of OpenAI function tools")

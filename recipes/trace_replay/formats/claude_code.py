@@ -13,7 +13,7 @@ The system prompt, the tools, and what Claude Code adds to requests are not in t
 """
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,9 +28,9 @@ from composer_plugins.recipes.trace_replay.formats.common import (
     Tools,
     actions,
     assistant,
-    expected,
     json_lines,
     json_text,
+    naming_the_line,
     texts_of,
     tool_call,
 )
@@ -54,10 +54,8 @@ class Line:
     @cached_property
     def blocks(self) -> list[dict[str, Any]]:
         """The content blocks of the line's message."""
-        content = expected(self.where, self.row.get("message"), dict, "message").get("content")
-        content = [content] if isinstance(content, str) else content
-        blocks = as_blocks(expected(self.where, content, list, "content of the message"))
-        return [expected(self.where, one, dict, "a content block") for one in blocks]
+        content = self.row["message"]["content"]
+        return as_blocks([content] if isinstance(content, str) else content)
 
     @cached_property
     def results(self) -> dict[str, Converted]:
@@ -65,15 +63,15 @@ class Line:
         results = dict[str, Converted]()
         for block in self.blocks:
             if block.get("type") == "tool_result":
-                call_id = expected(self.where, block.get("tool_use_id"), str, "tool_use_id")
-                results.setdefault(call_id, _result(self.where, call_id, block))
+                call_id = block["tool_use_id"]
+                results.setdefault(call_id, _result(call_id, block))
         return results
 
     @cached_property
     def said(self) -> list[Converted]:
         """What a user line says beside results, as one message or none."""
         others = [block for block in self.blocks if block.get("type") != "tool_result"]
-        texts, lost = texts_of(self.where, others)
+        texts, lost = texts_of(others)
         return [Converted({"role": "user", "content": "\n\n".join(texts)}, lost)] if others else []
 
     def messages(self, calls: Container[str]) -> list[Converted]:
@@ -118,12 +116,13 @@ def read(path: Path, label: str, tools: Tools | None, tally: Tally) -> Iterator[
     session = Session(json_lines(path, label, tally), tally)
     for response in session.responses.values():
         first = response.lines[0]
-        chain = session.chain(first)
-        if chain is None and not response.is_truncated:
+        with naming_the_line(first.where):
+            chain = session.chain(first)
+            before = session.messages(chain or [], first.number)
+            observed, is_cut = response.converted, response.is_truncated
+        if chain is None and not is_cut:
             tally.actions["its history is not in the file"] += 1
             continue
-        before = session.messages(chain or [], first.number)
-        observed, is_cut = response.converted, response.is_truncated
         yield from actions(before, observed, tools, first.where, None, response.key, tally, is_cut=is_cut)
 
 
@@ -137,24 +136,20 @@ class Session:
         self.results: dict[str, list[Line]] = defaultdict(list)  # by the id of the call
         self.moved: list[tuple[int, str, str]] = []  # from this line on, this uuid has this parent
         for where, row in rows:
-            self._add(where, row, tally)
+            with naming_the_line(where):
+                self._add(where, row, tally)
 
     def _add(self, where: str, row: dict[str, Any], tally: Tally) -> None:
-        kind = expected(where, row.get("type"), str, "type")
+        kind = row["type"]
         if kind not in MESSAGES:
             inner = row.get("attachment") if kind == "attachment" else None
             detail = inner.get("type") if isinstance(inner, dict) else row.get("subtype")
             tally.lines[f"{kind} {detail}" if isinstance(detail, str) else kind] += 1
             if "uuid" not in row:
                 return
-        uuid = expected(where, row.get("uuid"), str, "uuid")
-        parent = row.get("parentUuid")
-        parent = None if parent is None else expected(where, parent, str, "parentUuid")
-        if (same := self.lines.get(uuid)) is not None:
-            if (same.parent, same.row.get("message")) != (parent, row.get("message")):
-                problem = f"its uuid is that of {same.where}, which has another parent or another message"
-                raise DataError(where, problem, "remove one of the two lines from a copy of the log")
-            tally.lines["line that is in the file twice"] += 1
+        uuid, parent = row["uuid"], row.get("parentUuid")
+        if uuid in self.lines:
+            tally.lines["line whose uuid an earlier line has"] += 1
             return
         line = Line(int(where.rpartition(":")[2]), where, uuid, parent, kind, row)
         self.lines[uuid] = line
@@ -163,6 +158,7 @@ class Session:
         elif kind == "assistant":
             self._add_response_line(line, tally)
         elif kind == "user":
+            line.messages(())  # now, so that a wrong value is an error of this line
             for call_id in line.results:
                 self.results[call_id].append(line)
 
@@ -176,7 +172,7 @@ class Session:
             self.moved.append((line.number, head, anchor))
 
     def _add_response_line(self, line: Line, tally: Tally) -> None:
-        message = expected(line.where, line.row.get("message"), dict, "message")
+        message = line.row["message"]
         if line.row.get("isApiErrorMessage") or message.get("model") == SYNTHETIC:
             tally.lines["assistant line that the model did not write"] += 1
             return
@@ -188,11 +184,10 @@ class Session:
         for block in line.blocks:
             kind = block.get("type")
             if kind == "text":
-                response.add_text(expected(line.where, block.get("text"), str, "text"), tally)
+                response.add_text(block["text"], tally)
             elif kind == "tool_use":
-                call_id = expected(line.where, block.get("id"), str, "id of a tool_use block")
-                name = expected(line.where, block.get("name"), str, "name of a tool_use block")
-                response.calls[call_id] = tool_call(call_id, name, json_text(block.get("input") or {}))
+                call_id, arguments = block["id"], json_text(block.get("input") or {})
+                response.calls[call_id] = tool_call(call_id, block["name"], arguments)
             elif kind in ("thinking", "redacted_thinking"):
                 tally.lines["thinking block (left out of the states)"] += 1
             else:  # of a tool that the provider's server ran, for one
@@ -251,15 +246,15 @@ class Session:
         return found + [one for line in beside.values() for one in line.messages(calls)]
 
 
-def _result(where: str, call_id: str, block: dict[str, Any]) -> Converted:
+def _result(call_id: str, block: dict[str, Any]) -> Converted:
     content = block.get("content")
     blocks = as_blocks([content or ""] if content is None or isinstance(content, str) else content)
-    texts, lost = texts_of(where, blocks)
+    texts, lost = texts_of(blocks)
     # Chat messages have no field for an error, so the text says it.
     text = "\n".join([FAILED_TOOL, *texts] if block.get("is_error") is True else texts)
     return Converted({"role": "tool", "tool_call_id": call_id, "content": text}, lost)
 
 
-def as_blocks(content: list[Any]) -> list[Any]:
+def as_blocks(content: Sequence[Any]) -> list[Any]:
     """Content with its strings as blocks of text."""
     return [{"type": "text", "text": one} if isinstance(one, str) else one for one in content]

@@ -3,17 +3,16 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from composer_plugins.errors import DataError, in_a_line
-from composer_plugins.recipes.shared import cut
 from composer_plugins.recipes.trace_replay.states import Message
 
 Tools = list[dict[str, Any]]
 FAILED_TOOL = "[the tool reported an error]"
-KINDS: dict[Any, str] = {list: "a list", dict: "an object", str: "a text"}
 
 
 class Acted(NamedTuple):
@@ -48,6 +47,17 @@ def wrong_line(where: str, problem: str) -> DataError:
     return DataError(where, problem, "correct or remove the line in a copy of the log")
 
 
+@contextmanager
+def naming_the_line(where: str) -> Iterator[None]:
+    """Raise DataError with the place of a line, where a value is absent or of another type."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise wrong_line(where, f"it is not as its format says ({in_a_line(error)})") from error
+
+
 def json_lines(path: Path, label: str, tally: Tally) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each line of a file as (label:number, object); only a last line without a line break may be torn."""
     lines = path.read_bytes().split(b"\n")
@@ -56,26 +66,26 @@ def json_lines(path: Path, label: str, tally: Tally) -> Iterator[tuple[str, dict
             continue
         where = f"{label}:{number}"
         try:
-            row = json.loads(raw.decode())
+            row = parsed(raw.decode())
         except (ValueError, RecursionError) as error:
             if 1 < number == len(lines):
                 tally.lines["torn last line of a file that is being written"] += 1
                 return
             raise wrong_line(where, f"the line is not JSON: {in_a_line(error)}") from None
-        expected(where, row, dict, "the line")
-        yield where, (json.loads(without_lone_surrogates(json_text(row))) if b"\\ud" in raw.lower() else row)
+        if not isinstance(row, dict):
+            raise wrong_line(where, "the line is not a JSON object")
+        yield where, row
+
+
+def parsed(text: str) -> Any:
+    """The JSON value of a text, without lone surrogates."""
+    value = json.loads(text)
+    return json.loads(without_lone_surrogates(json_text(value))) if "\\ud" in text.lower() else value
 
 
 def without_lone_surrogates(text: str) -> str:
     """The text with each half of a character, which UTF-8 cannot write, replaced."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def expected(where: str, value: Any, kind: type, name: str) -> Any:
-    """The value, if it has the type that the format says."""
-    if not isinstance(value, kind):
-        raise wrong_line(where, f"{name} is {cut(repr(value), 60)}, and should be {KINDS[kind]}")
-    return value
 
 
 def json_text(value: Any) -> str:
@@ -93,13 +103,13 @@ def assistant(content: str, calls: Sequence[dict[str, Any]]) -> Message:
     return {"role": "assistant", "content": content, **({"tool_calls": list(calls)} if calls else {})}
 
 
-def texts_of(where: str, blocks: Sequence[Any]) -> tuple[list[str], str | None]:
+def texts_of(blocks: Sequence[Any]) -> tuple[list[str], str | None]:
     """The texts of a message's blocks, and what of them is no text."""
     texts, lost = [], None
     for block in blocks:
-        kind = expected(where, block, dict, "a block of content").get("type")
+        kind = block.get("type")
         if kind == "text":
-            texts.append(expected(where, block.get("text"), str, "text of a block"))
+            texts.append(block["text"])
         elif kind == "tool_reference":  # Claude Code's answer of a search for tools
             texts.append(json_text(block))
         else:
@@ -107,17 +117,14 @@ def texts_of(where: str, blocks: Sequence[Any]) -> tuple[list[str], str | None]:
     return texts, lost
 
 
-def function_tools(where: str, raw: Any) -> Tools | None:
+def function_tools(raw: Any) -> Tools | None:
     """Tools as OpenAI function tools; None if there are none."""
     tools = []
-    for one in expected(where, raw or [], list, "tools"):
-        function = one.get("function") if isinstance(one, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            problem = f"a tool is {cut(repr(one), 60)}, and should be a function tool with a name"
-            raise wrong_line(where, problem)
-        names = ("name", "description", "parameters", "strict")
+    for one in raw or ():
+        function = one["function"]
+        names = ("description", "parameters", "strict")
         known = {name: function[name] for name in names if function.get(name) is not None}
-        tools.append({"type": "function", "function": known})
+        tools.append({"type": "function", "function": {"name": function["name"], **known}})
     return tools or None
 
 
