@@ -35,7 +35,8 @@ def _every_claim() -> None:
 @pytest.mark.golden
 def test_every_case_of_every_file_is_claimed() -> None:
     found = sorted(golden.names(golden.directory) - INPUTS)
-    unread = [f"{golden.directory / name}.json" for name in found if name not in golden.CLAIMS]
+    read = {name for name in golden.CLAIMS if golden.load(name)}
+    unread = [f"{golden.directory / name}.json" for name in found if name not in read]
     if unread:
         pytest.fail(f"read by no claim: {', '.join(unread)}", pytrace=False)
     left = {name: [golden.case_id(case) for case in golden.unclaimed(name)] for name in found}
@@ -171,10 +172,9 @@ def test_a_failure_names_the_file_the_case_and_the_error(tmp_path: Path) -> None
 
 def test_a_directory_without_our_files_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(golden, "directory", golden.GOLDEN)
-    with pytest.raises(pytest.UsageError, match="nowhere is not a directory"):
-        golden.use(tmp_path / "nowhere")
-    with pytest.raises(pytest.UsageError, match=r"holds none of the files of .* \(no .json at all\)"):
-        golden.use(tmp_path)
+    for where in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(pytest.UsageError, match=r"holds none of the files of .* \(no .json at all\)"):
+            golden.use(where)
     (tmp_path / "new_upstream.json").write_text("{}")
     with pytest.raises(pytest.UsageError, match=r"\(new_upstream\): nothing would be checked"):
         golden.use(tmp_path)
