@@ -3,8 +3,6 @@
 import fnmatch
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 from parity_tests.rigs import golden
 from parity_tests.rigs.golden import Case
 from parity_tests.rigs.paths import GOLDEN, ROOT, TESTS
+from parity_tests.rigs.programs import python
 
 FILES = [*sorted(GOLDEN.glob("test_*.py")), *sorted((TESTS / "kernels").glob("test_*.py"))]
 MODULES = {
@@ -138,9 +137,8 @@ def copied(tmp_path: Path, *names: str) -> Path:
 
 
 def run(where: Path, *paths: Path) -> tuple[int, str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "golden", "--golden-dir", str(where)]
     options = ["-p", "no:cacheprovider", "-rf", "--tb=short", *map(str, paths)]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, cwd=ROOT)
+    done = python("-m", "pytest", "-q", "-m", "golden", "--golden-dir", str(where), *options)
     return done.returncode, done.stdout + done.stderr
 
 
