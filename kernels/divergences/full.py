@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 from composer_plugins.kernels.divergences import summands
 from composer_plugins.kernels.divergences.fused import entropy, generalized_jsd, generalized_jsd_of
-from composer_plugins.kernels.divergences.supports import Rest, Side, log_probs, support
+from composer_plugins.kernels.divergences.supports import Rest, Side, check_support, log_probs
 from composer_plugins.kernels.masking import keep
 from composer_plugins.kernels.presets import preset
 from composer_plugins.kernels.types import Logits, LogProbs, Mask, TokenLoss
@@ -34,14 +34,14 @@ def forward_kl(
     Source: arXiv 2306.13649 (GKD, beta = 0); TRL 1.16 experimental/gkd/gkd_trainer.py.
     Raises ValueError for an unknown value or support.
     """
-    where = support(top_k, top_k_of, rest, student_logits.shape[-1])
     check_value(value)
     if top_k is None and entry_clip is None:
+        check_support(top_k, top_k_of, rest, student_logits.shape[-1])
         loss = generalized_jsd(student_logits, teacher_logits, mask, beta=0.0, temperature=temperature)
         if value == "cross-entropy":
             loss = loss + entropy(teacher_logits, mask, temperature=temperature)
         return TokenLoss(loss, {})
-    pair = log_probs(student_logits, teacher_logits, mask, temperature, where)
+    pair = log_probs(student_logits, teacher_logits, mask, temperature, top_k, top_k_of, rest)
     if value == "kl" and entry_clip is None:
         return TokenLoss(generalized_jsd_of(pair, mask, beta=0.0), {})
     entries = forward_entries(pair.student, pair.teacher, value)
@@ -73,11 +73,11 @@ def jsd(
     """
     if not 0 <= beta <= 1:
         raise ValueError(f"beta is {beta}; the teacher's weight in the mixture lies in [0, 1]")
-    where = support(top_k, top_k_of, rest, student_logits.shape[-1])
     if top_k is None and entry_clip is None:
+        check_support(top_k, top_k_of, rest, student_logits.shape[-1])
         logits = student_logits, teacher_logits
         return TokenLoss(generalized_jsd(*logits, mask, beta=beta, temperature=temperature), {})
-    pair = log_probs(student_logits, teacher_logits, mask, temperature, where)
+    pair = log_probs(student_logits, teacher_logits, mask, temperature, top_k, top_k_of, rest)
     if entry_clip is None:
         return TokenLoss(generalized_jsd_of(pair, mask, beta=beta), {})
     entries = summands.jsd(pair.student, pair.teacher, beta)

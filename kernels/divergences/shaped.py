@@ -3,7 +3,7 @@
 import torch
 
 from composer_plugins.kernels.divergences import summands
-from composer_plugins.kernels.divergences.supports import Rest, Side, log_probs, support
+from composer_plugins.kernels.divergences.supports import Rest, Side, log_probs
 from composer_plugins.kernels.masking import keep, with_nan_gradient
 from composer_plugins.kernels.types import Logits, Mask, TokenLoss
 
@@ -35,8 +35,7 @@ def alpha_beta(
     """
     if min(alpha, beta) < 0 or max(alpha, beta) < summands.LIMIT:
         raise ValueError(f"alpha is {alpha} and beta {beta}; neither is negative, and one is above 0")
-    where = support(top_k, top_k_of, rest, student_logits.shape[-1])
-    s, t = log_probs(student_logits, teacher_logits, mask, temperature, where)
+    s, t = log_probs(student_logits, teacher_logits, mask, temperature, top_k, top_k_of, rest)
     return TokenLoss(keep(summands.total(summands.alpha_beta(s, t, alpha, beta)), mask), {})
 
 
@@ -60,8 +59,7 @@ def todi(
     Source: arXiv 2505.16297; jungseongryong/ToDi code/criterions/various_divergence.py compute_ToDi@45f1f8b.
     Raises ValueError for an unknown support.
     """
-    where = support(top_k, top_k_of, rest, student_logits.shape[-1])
-    s, t = log_probs(student_logits, teacher_logits, mask, temperature, where)
+    s, t = log_probs(student_logits, teacher_logits, mask, temperature, top_k, top_k_of, rest)
     gap = (t - s).detach()
     impossible = (t == -torch.inf) & (s.detach() == -torch.inf)  # on both sides: no gap
     a = torch.sigmoid(gap.masked_fill(impossible, 0.0))
@@ -77,7 +75,6 @@ def uld(student_logits: Logits, teacher_logits: Logits, mask: Mask, *, temperatu
     TRL divides by the tokens of a completion, and then by completions: "seq-mean-token-mean".
     Source: arXiv 2402.12030; TRL 1.16 experimental/gold/gold_trainer.py ULDLoss._compute_distillation_loss.
     """
-    where = support(None, "teacher", "renormalised", student_logits.shape[-1])
-    s, t = log_probs(student_logits, teacher_logits, mask, temperature, where)
+    s, t = log_probs(student_logits, teacher_logits, mask, temperature)
     s_sorted, t_sorted = (log_p.exp().sort(-1, descending=True).values for log_p in (s, t))
     return TokenLoss(keep(with_nan_gradient(summands.total((s_sorted - t_sorted).abs())), mask), {})

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from composer_plugins.kernels.divergences import summands
 from composer_plugins.kernels.divergences.full import Value, check_value, forward_entries
-from composer_plugins.kernels.divergences.supports import Rest, Side, log_probs, support
+from composer_plugins.kernels.divergences.supports import Rest, Side, log_probs
 from composer_plugins.kernels.masking import keep, with_nan_gradient
 from composer_plugins.kernels.types import Logits, LogProbs, Mask, Metric, TokenLoss
 
@@ -36,10 +36,9 @@ def skewed_forward_kl(
     Source: arXiv 2402.03898; jongwooko/distillm distillm/losses.py skewed_forward_kl@d47e77f.
     Raises ValueError for a skew outside (0, 1) and for an unknown value or support.
     """
-    where = support(top_k, top_k_of, rest, student_logits.shape[-1])
     check_value(value)
     _check_skew(skew)
-    s, t = log_probs(student_logits, teacher_logits, mask, temperature, where)
+    s, t = log_probs(student_logits, teacher_logits, mask, temperature, top_k, top_k_of, rest)
     entries = forward_entries(summands.mixture(t, s, skew), t, value)
     return TokenLoss(keep(summands.total(entries), mask), {})
 
@@ -61,9 +60,8 @@ def skewed_reverse_kl(
     Source: arXiv 2402.03898; jongwooko/distillm distillm/losses.py skewed_reverse_kl@d47e77f.
     Raises ValueError for a skew outside (0, 1) and for an unknown support.
     """
-    where = support(top_k, top_k_of, rest, student_logits.shape[-1])
     _check_skew(skew)
-    s, t = log_probs(student_logits, teacher_logits, mask, temperature, where)
+    s, t = log_probs(student_logits, teacher_logits, mask, temperature, top_k, top_k_of, rest)
     entries = summands.kl(s, summands.mixture(s, t, skew))
     return TokenLoss(keep(summands.total(entries), mask), {})
 
@@ -86,9 +84,8 @@ def symmetric_kl(
     Source: jongwooko/distillm distillm/losses.py symmetric_kl@d47e77f (lam), for arXiv 2402.03898.
     Raises ValueError for an unknown value or support.
     """
-    where = support(top_k, top_k_of, rest, student_logits.shape[-1])
     check_value(value)
-    s, t = log_probs(student_logits, teacher_logits, mask, temperature, where)
+    s, t = log_probs(student_logits, teacher_logits, mask, temperature, top_k, top_k_of, rest)
     forward, reverse = forward_entries(s, t, value), summands.kl(s, t)
     loss = (1 - reverse_weight) * summands.total(forward) + reverse_weight * summands.total(reverse)
     return TokenLoss(keep(loss, mask), {})
@@ -109,8 +106,7 @@ def tv(
     Source: arXiv 2307.15190 (f-distill); jongwooko/distillm distillm/losses.py tv_distance@d47e77f.
     Raises ValueError for an unknown support.
     """
-    where = support(top_k, top_k_of, rest, student_logits.shape[-1])
-    s, t = log_probs(student_logits, teacher_logits, mask, temperature, where)
+    s, t = log_probs(student_logits, teacher_logits, mask, temperature, top_k, top_k_of, rest)
     loss = with_nan_gradient(summands.total((t.exp() - s.exp()).abs()) / 2)
     return TokenLoss(keep(loss, mask), {})
 
@@ -140,12 +136,13 @@ def adaptive_kl(
     Source: arXiv 2404.02657; wutaiqiang/LLM_KD_AKL; SakanaAI/TAID src/distil_losses/adaptive_kl.py@a062892.
     Raises ValueError for unknown weights, value or support.
     """
-    where = support(top_k, top_k_of, rest, student_logits.shape[-1])
     check_value(value)
     if weights not in get_args(Weights):
         raise ValueError(f"unknown weights {weights!r}; known: {', '.join(get_args(Weights))}")
-    in_taids_order = weights == "taid"
-    s, t = log_probs(student_logits, teacher_logits, mask, temperature, where, largest_first=in_taids_order)
+    in_order = weights == "taid"
+    s, t = log_probs(
+        student_logits, teacher_logits, mask, temperature, top_k, top_k_of, rest, largest_first=in_order
+    )
     gap = (t.exp() - s.exp()).abs()
     head = _head(t.exp(), head_mass) if weights == "paper" else _marked_in_taid(t.exp(), head_mass)
     on_head, everywhere = keep(gap, head).sum(-1), gap.sum(-1)

@@ -24,14 +24,6 @@ Rest = Literal["renormalised", "raw", "tail"]
 LEAST_TAIL = 1e-7
 
 
-class Support(NamedTuple):
-    """The `top_k` largest entries of one side (None: the whole vocabulary), and the rule for the rest."""
-
-    top_k: int | None
-    top_k_of: str
-    rest: str
-
-
 class Pair(NamedTuple):
     """Log-probabilities of student and teacher on one support; the teacher's without gradient."""
 
@@ -39,15 +31,14 @@ class Pair(NamedTuple):
     teacher: LogProbs
 
 
-def support(top_k: int | None, top_k_of: str, rest: str, vocab: int) -> Support:
-    """Return the support; raise ValueError for a k beyond the vocabulary and for an unknown choice."""
+def check_support(top_k: int | None, top_k_of: str, rest: str, vocab: int) -> None:
+    """Raise ValueError for a k beyond the vocabulary, an unknown side and an unknown rule for the rest."""
     if top_k is not None and not 1 <= top_k <= vocab:
         raise ValueError(f"top_k is {top_k}; it lies in [1, {vocab}], the size of the vocabulary")
     if top_k_of not in get_args(Side):
         raise ValueError(f"unknown top_k_of {top_k_of!r}; known: {', '.join(get_args(Side))}")
     if rest not in get_args(Rest):
         raise ValueError(f"unknown rest {rest!r}; known: {', '.join(get_args(Rest))}")
-    return Support(top_k, top_k_of, rest)
 
 
 def check_shapes(logits: Tensor, mask: Tensor, **alike: Tensor) -> None:
@@ -66,28 +57,32 @@ def log_probs(
     teacher_logits: Logits,
     mask: Mask,
     temperature: float,
-    where: Support,
+    top_k: int | None = None,
+    top_k_of: str = "teacher",
+    rest: str = "renormalised",
     *,
     largest_first: bool = False,
 ) -> Pair:
     """log softmax(logits / temperature) of both on a support; uniform where masked.
 
-    The k entries are in no order unless `largest_first`, because a sort takes longer than all the rest. If
-    they are most of the vocabulary, all of it is returned, and the others have probability 0 on both sides.
+    The support is the `top_k` largest entries of one side, or with None the whole vocabulary. The k entries
+    are in no order unless `largest_first`, because a sort takes longer than all the rest. If they are most
+    of the vocabulary, all of it is returned, and the others have probability 0 on both sides.
     """
+    check_support(top_k, top_k_of, rest, student_logits.shape[-1])
     check_shapes(student_logits, mask, teacher_logits=teacher_logits)
     student = _log_softmax(student_logits, mask, temperature)
     teacher = _log_softmax(teacher_logits.detach(), mask, temperature)
-    if where.top_k is None:
+    if top_k is None:
         return Pair(student, teacher)
-    chooser = teacher if where.top_k_of == "teacher" else student.detach()
-    others = chooser.shape[-1] - where.top_k
-    if others < where.top_k and not largest_first:
+    chooser = teacher if top_k_of == "teacher" else student.detach()
+    others = chooser.shape[-1] - top_k
+    if others < top_k and not largest_first:
         ids = chooser.topk(others, -1, largest=False, sorted=False).indices
         left_out = Pair(student.scatter(-1, ids, -torch.inf), teacher.scatter(-1, ids, -torch.inf))
-        return with_rest(left_out, where.rest)
-    ids = chooser.topk(where.top_k, -1, sorted=largest_first).indices
-    return with_rest(Pair(student.gather(-1, ids), teacher.gather(-1, ids)), where.rest)
+        return with_rest(left_out, rest)
+    ids = chooser.topk(top_k, -1, sorted=largest_first).indices
+    return with_rest(Pair(student.gather(-1, ids), teacher.gather(-1, ids)), rest)
 
 
 def log_probs_at(
@@ -104,12 +99,12 @@ def log_probs_at(
     """
     check_shapes(student_logits, mask)
     check_shapes(teacher_topk_logprobs, mask, teacher_topk_ids=teacher_topk_ids)
-    where = support(teacher_topk_ids.shape[-1], "teacher", rest, student_logits.shape[-1])
+    check_support(teacher_topk_ids.shape[-1], "teacher", rest, student_logits.shape[-1])
     kept = mask.unsqueeze(-1)
     ids = torch.where(kept, teacher_topk_ids, 0)  # padding may hold any number
     student = _log_softmax(student_logits, mask, temperature).gather(-1, ids)
     teacher = keep(at_least_float32(teacher_topk_logprobs).detach(), kept)
-    return with_rest(Pair(student, teacher), where.rest)
+    return with_rest(Pair(student, teacher), rest)
 
 
 def with_rest(pair: Pair, rest: str) -> Pair:

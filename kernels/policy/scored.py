@@ -148,6 +148,5 @@ def dro(
     Source: arXiv 2405.19107; verl 0.9.1 core_algos.py compute_policy_loss_dro.
     """
     log_r = log_ratio(logprobs, old_logprobs, mask)
-    weight = torch.ones_like(logprobs)
-    loss = score(weight, advantages, logprobs, mask) + 0.5 * beta * log_r.square()
+    loss = score(1.0, advantages, logprobs, mask) + 0.5 * beta * log_r.square()
     return TokenLoss(loss, {"log_ratio": Metric(log_r.detach(), mask)})

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from composer_plugins.kernels.divergences import fused, jsd, summands, supports
-from composer_plugins.kernels.divergences.supports import log_probs, support, with_rest
+from composer_plugins.kernels.divergences.supports import log_probs, with_rest
 from composer_plugins.kernels.masking import keep
 from composer_plugins.testing.assertions import assert_parity, largest_term
 from composer_plugins.testing.strategies import betas, logit_pairs
@@ -23,8 +23,7 @@ each_beta = pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 0.9, 1.0])
 
 def plain(student: Tensor, teacher: Tensor, mask: Tensor, beta: float, temperature: float) -> Tensor:
     """By autograd, from the summands that the cut supports use."""
-    everywhere = support(None, "teacher", "raw", student.shape[-1])
-    pair = log_probs(student, teacher, mask, temperature, everywhere)
+    pair = log_probs(student, teacher, mask, temperature)
     return keep(summands.total(summands.jsd(pair.student, pair.teacher, beta)), mask)
 
 

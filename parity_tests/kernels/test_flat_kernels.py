@@ -1,7 +1,5 @@
 """`from composer_plugins.kernels import dapo`: every kernel under one flat name, loaded when it is used."""
 
-import subprocess
-import sys
 from importlib import import_module
 from typing import Any
 
@@ -9,7 +7,7 @@ import pytest
 
 from composer_plugins import flat_kernels, kernels
 from parity_tests.rigs.every import rows
-from parity_tests.rigs.paths import ROOT
+from parity_tests.rigs.programs import python
 
 
 def test_every_kernel_of_the_catalogue_has_a_name() -> None:
@@ -43,7 +41,7 @@ def test_a_name_that_no_kernel_has_is_an_import_error() -> None:
 def test_the_names_are_listed_without_loading_torch() -> None:
     program = "import sys; from composer_plugins import kernels; assert 'dapo' in dir(kernels); "
     program += "assert 'torch' not in sys.modules; from composer_plugins.kernels import dapo; dapo.__doc__"
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+    assert python("-c", program).returncode == 0
 
 
 def test_the_stub_for_type_checkers_has_the_same_names() -> None:

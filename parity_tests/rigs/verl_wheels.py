@@ -2,15 +2,15 @@
 
 import json
 import os
-import subprocess
-import sys
 from importlib.metadata import version as installed
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 
 from parity_tests.rigs.paths import ROOT
+from parity_tests.rigs.programs import python
 
 PLUGIN = "composer_plugins.adapters.verl_plugin.register"
 TARGET = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
@@ -26,13 +26,9 @@ def wheel(version: str) -> Path | None:
     return found
 
 
-def start(code: list[str], wheel: Path | None, **env: str) -> subprocess.CompletedProcess[str]:
+def start(code: list[str], wheel: Path | None, **env: str) -> CompletedProcess[str]:
     """Python on the wheel, or on the installed verl, that loads our plugin with `import verl`."""
-    path = [str(wheel)] if wheel else []
-    env = {"VERL_USE_EXTERNAL_MODULES": PLUGIN, "PYTHONPATH": os.pathsep.join(path), **env}
-    return subprocess.run(
-        [sys.executable, *code], env=os.environ | env, cwd=ROOT, text=True, capture_output=True
-    )
+    return python(*code, first=wheel or ROOT, **{"VERL_USE_EXTERNAL_MODULES": PLUGIN, **env})
 
 
 def probe(wheel: Path | None, out: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
@@ -32,20 +33,14 @@ class OnCpu(TorchFunctionMode):
 @contextmanager
 def cpu_as_cuda() -> Iterator[None]:
     """For as long as it lasts, code written for one GPU runs on the CPU."""
-    kept = {name: getattr(torch.cuda, name) for name in (*SILENT, "max_memory_reserved")}
     init = dist.init_process_group
 
     def over_gloo(backend: Any = None, *, timeout: Any = None, device_id: Any = None) -> None:
         init("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
 
-    try:
+    with pytest.MonkeyPatch.context() as patch, OnCpu():
         for name in SILENT:
-            setattr(torch.cuda, name, lambda *_, **__: None)
-        torch.cuda.max_memory_reserved = lambda *_, **__: 0
-        dist.init_process_group = over_gloo
-        with OnCpu():
-            yield
-    finally:
-        for name, function in kept.items():
-            setattr(torch.cuda, name, function)
-        dist.init_process_group = init
+            patch.setattr(torch.cuda, name, lambda *_, **__: None)
+        patch.setattr(torch.cuda, "max_memory_reserved", lambda *_, **__: 0)
+        patch.setattr(dist, "init_process_group", over_gloo)
+        yield
