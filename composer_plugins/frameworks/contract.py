@@ -253,6 +253,15 @@ class Framework:
         """The row of the loss that these options choose; None if the catalogue does not have it."""
         return next((one.row for one in self.losses if one.options == options), None)
 
+    def name_here(self, kind: Kind, name: Any) -> str | None:
+        """The row of a loss that one option of this framework calls `name`: verl's "vanilla" is grpo@verl."""
+        ours = (
+            one.row
+            for one in self.losses
+            if one.kind == kind and not one.params and [*one.options.values()] == [name]
+        )
+        return next(ours, None)
+
     def parameters(self, loss: Loss, given: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters of a loss that options set at these values; the later one wins.
 

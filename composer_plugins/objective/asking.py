@@ -93,6 +93,10 @@ def ask(
         problem = f"{values[kind]!r} contradicts the name composer/{name}"
         remedy = f"remove it, or write composer in place of composer/{name}"
         found.append(Finding("error", kind, problem, remedy))
+    if (row := framework.name_here(kind, values.get(kind))) and named(values, kind) is None:
+        problem = f"{values[kind]!r} is {framework.title}'s own name"
+        found.append(Finding("error", kind, problem, f"set {row}, its name here"))
+        values[kind] = row
     params, asked = values.get(f"{kind}_params") or {}, None
     loss = named(values, kind) if moved else None  # it loads the rows of its kind
     if loss is not None and isinstance(params, Mapping):

@@ -15,6 +15,7 @@ from composer_plugins.frameworks.skyrl import ALGORITHM, SKYRL
 from composer_plugins.frameworks.slime import SLIME
 from composer_plugins.frameworks.tinker import TINKER
 from composer_plugins.frameworks.trl import TRL
+from composer_plugins.frameworks.verl import VERL
 from composer_plugins.objective.asking import ask
 from composer_plugins.objective.files import of_yaml
 from composer_plugins.objective.options import as_yaml
@@ -31,6 +32,32 @@ def test_a_ratio_to_the_rollout_engine_that_would_count_twice_is_one_error() -> 
     args = {"rollout_temperature": 1.0, "calculate_per_token_loss": True}
     _, found = asked_of(args, {"policy": "dppo_tv", "rollout_correction": "tis"})
     assert [one.key for one in found] == ["composer.rollout_correction"]
+
+
+@pytest.mark.parametrize(
+    ("framework", "kind", "name", "row"),
+    [
+        (VERL, "policy", "vanilla", "grpo@verl"),
+        (VERL, "policy", "geo_mean", "gmpo@verl"),
+        (VERL, "advantage", "grpo_passk", "pass_at_k@verl"),
+        (PRIME_RL, "policy", "default", "dppo_tv@prime-rl"),
+        (SKYRL, "policy", "rollout_is", "masked_is@skyrl"),
+    ],
+    ids=lambda one: getattr(one, "name", one),
+)
+def test_a_name_that_only_the_framework_has_is_answered_with_ours(
+    framework: Framework, kind: Any, name: str, row: str
+) -> None:
+    wrong = ask(framework, {kind: name}, kind=kind)[1].errors
+    assert [str(one) for one in wrong][:1] == [
+        f"{kind}: {name!r} is {framework.title}'s own name; set {row}, its name here"
+    ]
+    assert ask(framework, {kind: row}, kind=kind)[1].errors == wrong[1:]
+
+
+@pytest.mark.parametrize("name", ["dual_clip", "sequence", "gspo"])  # it sets a parameter too; no loss; ours
+def test_a_name_that_does_not_stand_for_one_row_is_not_answered_with_one(name: str) -> None:
+    assert all("own name" not in str(one) for one in ask(SKYRL, {"policy": name})[1])
 
 
 def test_what_a_framework_does_not_have_is_said_in_the_order_of_the_options() -> None:
