@@ -1,7 +1,7 @@
 """RL losses written once, as a loss per token, and tested for equal values and gradients in TRL, verl,
 PRIME-RL and five other frameworks.
 
-`kernels`, `adapters` and `recipes` beside this file are links to the folders at the top of the
+`kernels`, `adapters` and `recipes` next to this file are links to the folders at the top of the
 repository, where the code lives; an installed wheel holds them here. Importing this package loads
 neither torch nor a framework: `from composer_plugins.kernels import dapo` loads torch, and importing
 `composer_plugins.adapters.trl_mixin` TRL.

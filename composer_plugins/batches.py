@@ -40,7 +40,7 @@ _numbers = count()
 
 
 class About(BaseModel):
-    """What is known of a micro-batch beside its tensors.
+    """What is known of a micro-batch in addition to its tensors.
 
     The framework's loss is `factor` times the loss of each token, reduced by `mode` with `counts`. These are
     of the whole batch, with every rank and micro-batch. The micro-batch has its own where one is absent.
@@ -166,7 +166,7 @@ class Recorder:
 
 
 def load(path: str | Path, *, step: int | None = None) -> list[Batch]:
-    """Return the batches of a file, or of every file in a folder; with `step`, those of this step.
+    """Return the batches of a file, or of every file in a folder; with `step`, the batches of this step.
 
     The token export of PRIME-RL and the dumps of Miles (`train_data/*.pt`) are read too.
     Raises DataError for what is neither of them nor written by `save`.

@@ -13,7 +13,7 @@ from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Kind, Loss, of_kind
 
 WEIGHTS = ("policy_weight", "hint_weight", "replay_weight")  # of the channels
-# Options that only an estimator of ours reads.
+# Options that only our estimators read.
 ADVANTAGE_OPTIONS = ("advantage", "advantage_params", "on_bad_reward")
 
 
@@ -94,7 +94,7 @@ class ComposerConfig(BaseModel):
     def _checks(
         self, framework_loss: str | None, unavailable: Collection[str]
     ) -> list[tuple[tuple[str, ...], Callable[[], object]]]:
-        """What must hold beside the types of the options, with the prefixes of the options it looks at."""
+        """What must hold, apart from the options' types, with the prefixes of the options it looks at."""
         template = self.teacher_prompt_template
         return [
             (("",), lambda: self._check_weights(unavailable)),
@@ -327,7 +327,7 @@ def _check_t_start(config: ComposerConfig) -> None:
 
 
 def at(tree: Any, path: str) -> Any:
-    """The entry at a dotted path of a config, a DictConfig or a mapping; None where there is none."""
+    """The entry at a dotted path of a config, a DictConfig or a mapping, or None."""
     for key in path.split("."):
         tree = tree.get(key) if hasattr(tree, "get") else None
     return tree
@@ -337,7 +337,7 @@ ABSENT = object()  # of a key that a config does not have
 
 
 def entry(tree: Any, path: str) -> Any:
-    """The entry at a dotted path of nested mappings, which may be null; ABSENT where there is none."""
+    """The entry at a dotted path of nested mappings, which may be null; ABSENT without an entry."""
     for key in path.split("."):
         if not isinstance(tree, Mapping) or key not in tree:
             return ABSENT

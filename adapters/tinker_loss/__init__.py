@@ -35,15 +35,15 @@ __all__ = [
 def loss_fn(policy: str = DEFAULT_POLICY, **options: Any) -> Loss:
     """policy_weight * policy + hint_weight * hint + replay_weight * replay, for `forward_backward_custom`.
 
-    `options` are those of `ComposerConfig`: `policy` (a loss, a dialect or an import path; by default "grpo")
+    `options` are fields of `ComposerConfig`: `policy` (a loss, a dialect, an import path; by default "grpo")
     with `policy_params`, `old_policy`, `rollout_correction`, `hint_weight` with `hint_estimator`,
-    `replay_weight` with `replay_loss`; and those of `options.Options`: `denominator`, `max_length`,
+    `replay_weight` with `replay_loss`; and the fields of `options.Options`: `denominator`, `max_length`,
     `calls_per_step`, `entries`. They are parsed here, once.
 
     The function takes (data, logprobs), the log-probabilities of every datum, [its tokens], and returns the
-    loss [] and its metrics. The policy is divided by the counts of the step: those of the call, or with
-    `calls_per_step` those of `Loss.of_step`. A hint is a mean over the step's tokens with a hint, a replay a
-    mean over its pairs.
+    loss [] and its metrics. The policy is divided by the counts of the step: the counts of the call, or with
+    `calls_per_step` the counts that `Loss.of_step` got. A hint is a mean over the step's tokens with a hint,
+    a replay a mean over its pairs.
     Raises ConfigError for a wrong option, and DataError at the call for data that cannot be right:
     `Loss.count` raises it before the SDK sends anything.
     """

@@ -111,7 +111,7 @@ class Loss:
         return layout.counts
 
     def of_step(self, counts: Counts) -> "Step":
-        """The loss for the calls of one step: their gradients add up to those of the step in one call."""
+        """The loss for the calls of one step: their gradients add up to the gradients of one call."""
         return Step(self, counts)
 
     def layout(self, data: Sequence[Any]) -> Layout:

@@ -120,7 +120,7 @@ def _start(data: Sequence[Any], row: int, key: str) -> int:
 def _scored(
     data: Sequence[Any], client: Any, prompts: Sequence[Sequence[int] | None], key: str
 ) -> list[torch.Tensor]:
-    """log p(y_t | prompt, y_<t) at the targets of the completion, 0 at those of the prompt; [tokens] each."""
+    """log p(y_t | prompt, y_<t) at targets of the completion, 0 at targets of the prompt; [tokens] each."""
     targets = [targets_of(data, row).tolist() for row in range(len(data))]
     starts = [_start(data, row, key) for row in range(len(data))]
     futures: dict[tuple[int, ...], Any] = {}  # a group often has the same completion several times
@@ -134,7 +134,7 @@ def _scored(
     for row, (whole, own, start) in enumerate(zip(asked, targets, starts, strict=True)):
         length = len(own) - start
         answer = futures[whole].result() if whole else [0.0] * length
-        # Of the first token there is none. Tinker returns None for it, and SkyRL's server leaves it out.
+        # The first token has no log-probability: Tinker returns None for it, SkyRL's server leaves it out.
         if whole and len(answer) not in (len(whole), len(whole) - 1):
             problem = f"the SamplingClient returned {len(answer)} numbers for {len(whole)} tokens"
             raise DataError(f"data[{row}]", problem, "pass a client that returns one for each token")

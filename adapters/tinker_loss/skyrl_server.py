@@ -2,7 +2,7 @@
 
 `forward_backward_custom` sends the weights w = -dL/dlogp with the server's cross_entropy. SkyRL 0.3.0 has
 three backends. `fsdp` and `megatron` (`skyrl_train/utils/ppo_utils.py`, cross_entropy_loss) add up
--w_t logp_t over all tokens, micro-batches and ranks, so the gradient is that of L. `jax` (`jax.py`,
+-w_t logp_t over all tokens, micro-batches and ranks, so the gradient is the gradient of L. `jax` (`jax.py`,
 loss_for_lora) divides the sum of each sequence by max(sum_t w_t, 1e-9), and the optimizer's gradient by the
 number of sequences of the step. So the first divisor scales every sequence to the same size, and one whose
 weights sum to less than 0 by 1e9. Its importance_sampling divides by the number of tokens, which can be
@@ -26,7 +26,7 @@ def forward_backward_on_skyrl(
     """Add the gradient of `loss` to the step, as `forward_backward_custom` should; return its metrics.
 
     `backend` is the server's `--backend`: "jax", "fsdp" or "megatron". `data_of_step` is the number of data
-    of all calls before the `optim_step`, by which "jax" divides; None: those of this call.
+    of all calls before the `optim_step`, by which "jax" divides; None: the data of this call.
     """
     surrogate = SURROGATES[backend]
     bare, apart = inputs_apart(data, loss)

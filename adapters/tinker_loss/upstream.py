@@ -86,7 +86,7 @@ def read_mask(data: Sequence[Any], row: int, key: str) -> Tensor:
         problem = f"its shape is {list(targets.shape)}"
         raise DataError(place(row, TARGETS), problem, "use one target per position: [tokens]")
     if mask.shape != targets.shape:
-        problem = f"its shape is {list(mask.shape)}, and that of {TARGETS} {list(targets.shape)}"
+        problem = f"its shape is {list(mask.shape)}, and {TARGETS} has {list(targets.shape)}"
         raise DataError(place(row, key), problem, "write one number for each target")
     return mask
 

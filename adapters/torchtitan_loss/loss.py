@@ -23,7 +23,7 @@ SAME = 1e-6  # nats: torchtitan counts a token as different from here on
 
 
 class ComposerLoss(BaseLoss):
-    """Any policy loss of the catalogue whose terms are those of single tokens, in torchtitan's RL trainer.
+    """Any policy loss of the catalogue whose terms depend on single tokens, in torchtitan's RL trainer.
 
     The loss is the sum over the response tokens, divided by `global_valid_tokens`: over all micro-batches and
     ranks the mean per token. A token whose generator log-probability is not finite is left out, as in

@@ -48,7 +48,7 @@ class Titan(ByTable):
         return replace(read, channels=channels_of(asked.config)), found
 
     def write(self, objective: Objective, version: str | None = None) -> dict[str, Any]:
-        """The keywords of torchtitan's own loss where it is the same one, and otherwise of ours."""
+        """The keywords of torchtitan's own loss if it is the same, and otherwise of our loss."""
         stand_in = replace(objective, policy=choose("policy", TORCHTITAN.losses[0].row), no_policy="")
         is_plain = not objective.no_policy and "policy_weight" not in objective.channels
         if is_plain and self.written("policy", objective.policy, is_exact=True) is not None:

@@ -56,7 +56,7 @@ def of_a_row(policy: Choice) -> Iterator[Finding]:
     except Exception as error:  # of a function of the user's, which may need a GPU
         problem = f"{policy.name!r} cannot be called on a CPU ({in_a_line(error)}), so it may be a loss of "
         problem += f"whole sequences: {BY_SEQUENCE[0]}"
-        remedy = "make sure that its terms are those of single tokens"
+        remedy = "make sure that each of its terms depends on a single token"
         yield Finding("warning", policy.option, problem, remedy)
         return
     if depends:

@@ -20,8 +20,8 @@ DataChannel = HintChannel | ReplayChannel
 SHOWN_AFTER = 2.0  # seconds, of the progress of the check of a data set
 NOT_INITIAL = "the model without its adapter is not the initial policy"
 
-# Parts of the names of LoRA's weights. It adds B A, of an embedding with A = 0. DoRA's magnitude is that of
-# the weight below it, as long as this product is 0.
+# Parts of the names of LoRA's weights. It adds B A, of an embedding with A = 0. DoRA's magnitude equals the
+# magnitude of the weight below it as long as this product is 0.
 FREE_AT_THE_START = (".lora_A.", ".lora_embedding_B.", ".lora_magnitude_vector.")
 ZERO_AT_THE_START = (".lora_B.", ".lora_embedding_A.")
 

@@ -75,8 +75,8 @@ class Channel:
     ) -> None:
         """Keep what `metrics.log` logs: the loss as it is returned, and sums and counts of the metrics.
 
-        The losses of a step's micro-batches add up to that of the step. `inputs`, with a "mask", are those
-        that a value which is not finite may come from.
+        The losses of a step's micro-batches add up to the loss of the step. A value that is not finite comes
+        from one of `inputs`, which has a "mask".
         """
         parts = {
             name: (torch.where(where, value, 0.0).sum(), where.sum())
@@ -94,7 +94,7 @@ class Channel:
 
 @dataclass
 class PolicyChannel(Channel):
-    """A policy loss of ours, on the log-probabilities of TRL's own forward pass."""
+    """One of our policy losses, on the log-probabilities of TRL's own forward pass."""
 
     name = "policy"
     mode: str  # how it is reduced: a key of MODES_IN_WORDS
@@ -175,9 +175,9 @@ class HintChannel(Channel):
         batch: dict[str, Any],
         rewards: Tensor,
     ) -> dict[str, Tensor]:
-        """The hint channel's part of a generation batch. `rewards` are those of all processes.
+        """The hint channel's part of a generation batch. `rewards` has the rows of all processes.
 
-        `prompts` are those that the policy saw, which an environment may have completed.
+        `prompts` are the prompts that the policy saw. An environment may have added to them.
 
         `hint_prompt_ids`, `hint_prompt_mask` [B, P']: the teacher's prompts, left-padded.
         `hint_mask` [B, T]: the completion tokens that are distilled: those that TRL trains on, in rows with
@@ -372,7 +372,7 @@ class ReplayChannel(Channel):
     def sort(self, batches: list[dict[str, Tensor]]) -> None:
         """Sort the pairs of one optimizer step over its micro-batches: equal ones are then computed together.
 
-        A pair may stand beside any completion of the step, because each row counts alike.
+        A pair may go with any completion of the step, because each row counts alike.
         """
         names = [name for name in batches[0] if name.startswith("replay_")]
         whole = {name: torch.cat([batch[name] for batch in batches]) for name in names}

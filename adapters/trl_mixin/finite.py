@@ -35,7 +35,7 @@ def not_finite_error(
 ) -> DataError:
     """The error for a term of the loss that is not finite, with the input that it comes from.
 
-    `inputs` are those of the term; `inputs["mask"]` says which of their elements count.
+    `inputs` are the inputs of the term; `inputs["mask"]` says which of their elements count.
     """
     step, training = trainer.state.global_step, trainer.model.training
     key = f"{term}, step {step + 1}" if training else f"{term}, evaluation after step {step}"

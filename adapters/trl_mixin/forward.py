@@ -25,7 +25,8 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 def head_keeps_input(head: Any) -> Iterator[list[list[Any]]]:
     """Let an output head keep its input, weight and bias, and return one column in the place of the logits.
 
-    They are those of the call: the ema teacher runs the policy with other weights, which `detach` keeps.
+    Weight and bias are what the call used: the ema teacher runs the policy with other weights, which `detach`
+    keeps.
     They are in the dtype of autocast. The column has a gradient of 0 in the weight and the bias, so that
     DDP, which searches the outputs for unused parameters, finds them used.
     """
@@ -62,7 +63,7 @@ def completion(
     """What predicts the last `length` tokens of each row, with logits or without (`fused_linear`).
 
     The logits are divided by `temperature`. At the sampling temperature, which TRL's own log-probabilities
-    have, they are those of the distributions that completions are sampled from.
+    have, they belong to the distributions that completions are sampled from.
     """
     predicting = slice(-length - 1, -1)
     if not fused_linear:
@@ -135,14 +136,14 @@ def why_not_linear(trainer: GRPOTrainer) -> str | None:
             return f"its forward pass cannot do without the logits ({error})"
         assert isinstance(states, HeadInputs)
         found = states.logits(states.hidden[0])
-    # Roundings are small beside the eps of the dtype in the norm; a factor or a softcap is not.
+    # Roundings are small compared with the eps of the dtype in the norm; a factor or a softcap is not.
     own, found = own.double(), found.double()
     impossible = own == -torch.inf
     if found.shape == own.shape and torch.equal(impossible, found == -torch.inf):
         gap, size = (torch.where(impossible, 0.0, x).norm() for x in (found - own, own))
         if gap / size <= max(torch.finfo(states.hidden.dtype).eps / 4, 1e-5):
             return None
-    return "its logits are not those of its output head"
+    return "its logits are not the output of its output head"
 
 
 def may_count_padding(trainer: GRPOTrainer) -> bool:

@@ -25,7 +25,7 @@ class TrlHealth(TrainerCallback):
         self.trainer, where = trainer, (config.record_batches, config.record_every)
         choices: dict[str, tuple[Any, str]] = {one.name: (one.choice, one.mode) for one in channels}
         self.measured = Health(choices.get("policy", (None,))[0], on=config.health)
-        if "policy" not in choices:  # TRL's own; it has a name where its parameters are those of the name
+        if "policy" not in choices:  # TRL's own; it has a name here if its parameters are a dialect's
             moved = [name for name in upstream.moved(trainer.args) if LOSS_OPTIONS[name].sets]
             level = trainer.args.importance_sampling_level
             row = TRL.row_of(loss_type=trainer.loss_type, importance_sampling_level=level)
@@ -74,7 +74,7 @@ class TrlHealth(TrainerCallback):
         tensors |= {"entropies": forward.entropies, "ref_logprobs": inputs.get("ref_per_token_logps")}
         tensors["alike"] = inputs.get("composer_alike")
         self.measured.facts |= dict.fromkeys(("expects hint", "sees hints"), float("hint" in named))
-        if trainer.mask_truncated_completions:  # a completion that has ended is no random one
+        if trainer.mask_truncated_completions:  # a completion that has ended is not a random sample
             tensors["entropies"] = None
         if "hint" in named:
             of_hint = named["hint"].inputs

@@ -110,7 +110,7 @@ class SuccessfulRollouts:
         notes = (hint_notes(row, row["prompt"]) if self.columns else []) or ["hint"]
         if upstream.has_environments(trainer):  # whose `reset` completes the prompt
             return notes
-        prompt_of(row)  # a DataError if there is none
+        prompt_of(row)  # a DataError without a prompt
         if row.get(HINT) is not None and not self.options.include_environment_feedback:
             self._warn(
                 f"include_environment_feedback: it is False, so the column {HINT} has no effect; set it to "
@@ -121,7 +121,7 @@ class SuccessfulRollouts:
     def teacher_prompts(
         self, trainer: GRPOTrainer, rows: Sequence[Row], batch: dict[str, Any], rewards: Tensor
     ) -> TeacherPrompts:
-        """The teacher's prompts of this process's rows. `rewards` are those of all processes' rows, in order.
+        """The teacher's prompts of this process's rows. `rewards` has all processes' rows, in order.
 
         The rows of a group are neighbours in this order, and may be on two processes. A hint that is too long
         for the model is left out with a warning.
@@ -153,7 +153,7 @@ class SuccessfulRollouts:
         return ids, has_hint
 
     def _demonstrations(self, trainer: GRPOTrainer, rewards: list[float], group: int) -> list[int | None]:
-        """For each row of all processes the first successful row of its group; None where there is none."""
+        """For each row of all processes, the first successful row of its group; None if no row succeeded."""
         options = self.options
         threshold = float(torch.tensor(options.success_reward_threshold))  # in float32, as the rewards are
         successful = [reward >= threshold for reward in rewards]

@@ -53,11 +53,11 @@ SCALES = ("group", "batch", "none")
 READ = {"beta", "use_bias_correction_kl", "entropy_coef", "temperature", "scale_rewards", "num_generations"}
 READ |= {"loss_type", "importance_sampling_level", "max_completion_length", "use_vllm"}
 READ |= {name for name in LOSS_OPTIONS if name.startswith("vllm_importance_sampling_")}
-# Options that are no part of LOSS_OPTIONS and change the loss all the same.
+# Options that are not in LOSS_OPTIONS and still change the loss.
 BESIDE = {"sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "vllm_importance_sampling_cap"}
 BESIDE |= {"remove_unused_columns"}
 KNOWN = {field.name for field in fields(ComposerGRPOConfig)}
-NAMES = ({*OWN} | set(LOSS_OPTIONS) | BESIDE | {"policy", "loss_type"}) - BATCH  # those of the loss
+NAMES = ({*OWN} | set(LOSS_OPTIONS) | BESIDE | {"policy", "loss_type"}) - BATCH  # the options of the loss
 BOOLEANS = {"use_vllm", "vllm_importance_sampling_correction", "use_bias_correction_kl", "sync_ref_model"}
 NUMBERS = {
     "beta": WEIGHT,
@@ -222,7 +222,7 @@ def _correction(options: ComposerGRPOConfig) -> Choice | None:
 
 
 def _vllm_options(correction: Choice, policy: Choice) -> dict[str, Any]:
-    """The options of TRL for a correction; none where TRL has no such weight, or not beside this policy."""
+    """The options of TRL for a correction; none where TRL has no such weight, or not with this policy."""
     correction = as_mis(correction)
     kind = (correction.loss.name, correction.value("level"))
     modes = [mode for mode, one in VLLM_WEIGHTS.items() if one == kind]

@@ -62,7 +62,7 @@ class ComposerLossMixin(_Trainer):
         self._data_channels = [channel for channel in (self._hint, self._replay) if channel is not None]
         self._forward: upstream.PolicyForward | None = None
         self._reaches_loss = False  # whether _compute_loss has been called
-        self._checks_loss = False  # whether a channel of ours was in the last loss
+        self._checks_loss = False  # whether one of our channels was in the last loss
         self._resumed_from: str | None = None  # the checkpoint with which train() has begun
 
         teacher_kind = config.hint_teacher if self._hint is not None else None
@@ -181,7 +181,9 @@ class ComposerLossMixin(_Trainer):
         return inputs
 
     def _tokenize_prompts(self, prompts: list[Any], *args: Any, **kwargs: Any) -> Any:
-        if self._data_channels:  # the policy's prompts, as those of pairs and teachers, with tool calls
+        if (
+            self._data_channels
+        ):  # the policy's prompts have tool calls, like the prompts of pairs and teachers
             prompts = [one if isinstance(one, str) else template_messages(one) for one in prompts]
         return super()._tokenize_prompts(prompts, *args, **kwargs)
 

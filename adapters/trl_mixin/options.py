@@ -31,7 +31,7 @@ HINT_SOURCES = ("column", "environment", "successful_rollout")
 
 
 def unknown_option(name: str, known: Iterable[str], given: Mapping[str, Any]) -> ConfigError:
-    """The error for an option that does not exist, beside those that are given."""
+    """The error for an option that does not exist; `given` are the other options."""
     if name in TRL.unavailable:
         why, remedy = TRL.unavailable[name]
         return ConfigError(name, f"it is not available here, because {why}", remedy)
@@ -73,7 +73,7 @@ class ComposerGRPOConfig(GRPOConfig):
     )
     loss_type: str | None = option(
         None,
-        "With policy='trl', TRL's loss_type. Beside a policy of ours it chooses only the denominator: grpo, "
+        "With policy='trl', TRL's loss_type. With our policies it chooses only the denominator: grpo, "
         "bnpo, dr_grpo, dapo or luspo. Not set, the default: TRL's own default with policy='trl', and "
         "otherwise the denominator of the loss's paper, or of the upstream whose dialect is named.",
     )
@@ -235,7 +235,7 @@ class ComposerGRPOConfig(GRPOConfig):
         return Resolved(asked.config, policy, mode, source, asked.hint, asked.replay, hints, tuple(found))
 
     def _given(self) -> list[str]:
-        """The options of ours that are not at their default."""
+        """Our options that are not at their default."""
         defaults = {one.name: one.default for one in fields(ComposerGRPOConfig)}
         names = [*ComposerConfig.model_fields, "hint_source", *RolloutOptions.model_fields]
         return [name for name in names if name in defaults and getattr(self, name) != defaults[name]]
@@ -291,7 +291,7 @@ class ComposerGRPOConfig(GRPOConfig):
         return source(self.teacher_prompt_template)
 
     def _without_effect(self, config: ComposerConfig) -> Iterator[Finding]:
-        """Yield a warning for each option that has no effect beside the others.
+        """Yield a warning for each option that has no effect with the others.
 
         A weight that is 0 may be set to 0, so this is not an error.
         """
@@ -317,7 +317,7 @@ class ComposerGRPOConfig(GRPOConfig):
     def _mode(self, choice: Choice) -> tuple[str, str]:
         """How our policy loss is reduced, a key of `MODES_IN_WORDS`, and what decided so.
 
-        "" for a loss_type that is no denominator.
+        "" for a loss_type that does not name a denominator.
         """
         if self.loss_type is not None:
             return MODES.get(self.loss_type, ""), f"set by loss_type={self.loss_type}"
@@ -328,7 +328,7 @@ class ComposerGRPOConfig(GRPOConfig):
         return choice.mode, f"{source}: loss_type is not set"
 
     def _kl_twice(self, policy: Choice) -> Iterator[Finding]:
-        """Yield a warning where TRL adds its KL beside a loss that may have its own."""
+        """Yield a warning where TRL adds its KL to a loss that may have its own."""
         if self.beta and "ref_logprobs" in (*policy.loss.needs, *policy.optional):
             problem = (
                 f"it is {self.beta:g}, so TRL adds its own KL, and {policy.name!r} takes ref_logprobs, so "
@@ -340,10 +340,10 @@ class ComposerGRPOConfig(GRPOConfig):
             yield Finding("warning", "beta", problem, remedy)
 
     def _wrong_options_beside(self, policy: Choice, mode: str) -> Iterator[Finding]:
-        """Yield an error for each option of TRL that does not work beside a policy of ours."""
+        """Yield an error for each option of TRL that does not work with our policies."""
         denominators = ", ".join(MODES)
         if mode not in MODES_IN_WORDS:
-            problem = f"it is {self.loss_type!r}, which is no denominator for policy {policy.name!r}"
+            problem = f"it is {self.loss_type!r}, which is not a denominator for policy {policy.name!r}"
             if self.loss_type is None:
                 problem = f"it is not set, and {policy.name!r} is reduced by {mode}, which TRL does not have"
             yield Finding("error", "loss_type", problem, f"set one of {denominators}")

@@ -55,13 +55,13 @@ class HeadInputs:
     def logprobs(self, ids: Tensor, mask: Tensor) -> Tensor:
         """log pi(y_t) [B, T] of the tokens `ids`, in nats, in float32 at least; 0 where masked."""
         found = log_probs(self.hidden, self.weight, ids, mask, temperature=self.temperature, **self._head)
-        assert isinstance(found, Tensor)  # there is no entropy beside it
+        assert isinstance(found, Tensor)  # without the entropy it is a tensor, not a pair
         return found
 
     def divergence(
         self, teacher: "HeadInputs", mask: Tensor, token_weight: Tensor, *, beta: float, temperature: float
     ) -> Weighted:
-        """`kernels.linear.divergence` from the teacher, with a `temperature` beside that of the sampling."""
+        """`kernels.linear.divergence` from the teacher, at a `temperature` besides the sampling's."""
         return divergence(
             self.hidden,
             self.weight,

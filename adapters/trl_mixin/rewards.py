@@ -60,9 +60,9 @@ def checked(function: Any, name: str, on_bad_reward: str = "error") -> Any:
 def treated(
     trainer: GRPOTrainer, rewards: Tensor, prompts: list[Any], completions: list[Any], on_bad_reward: str
 ) -> Tensor:
-    """The rewards [B, R] of all processes' rows, of which those that are not finite are treated.
+    """The rewards [B, R] of all processes' rows, after `on_bad_reward` has been applied to NaN and infinity.
 
-    "drop" makes all rewards of a row NaN, as those of a row that no reward function applies to: TRL leaves it
+    "drop" makes all rewards of a row NaN, as if no reward function applied to it: TRL leaves it
     out of the statistics of its group and gives it advantage 0, so it adds nothing to the policy loss. Its
     tokens count in the denominator, and the KL and the hint channel, which read no reward, act on them.
     """

@@ -115,8 +115,8 @@ def without_adapter(trainer: GRPOTrainer, policy: Any) -> Iterator[None]:
     """Let a PEFT model compute without its adapter.
 
     PEFT switches `requires_grad` of the adapter off, and afterwards on, of frozen weights too, so each
-    weight gets its own back. Both must reach the same parameters, and FSDP2 exchanges those of a module when
-    it gathers it.
+    weight gets its own back. Both must reach the same parameters, and FSDP2 exchanges the parameters of a
+    module when it gathers it.
     """
     is_trained = {name: parameter.requires_grad for name, parameter in parameters_of(trainer).items()}
     try:

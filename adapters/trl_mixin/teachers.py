@@ -87,8 +87,8 @@ class InitialWeights(TrainerCallback):
         if not path.exists():
             warnings.warn(
                 f"model: training resumes at step {state.global_step}, and {path} does not exist, so it is "
-                "not known whether the base teacher and the reference are those of the first run; construct "
-                "the trainer with the original model",
+                "not known whether the base teacher and the reference are the first run's; construct the "
+                "trainer with the original model",
                 ComposerWarning,
                 stacklevel=2,
             )

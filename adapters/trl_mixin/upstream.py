@@ -76,7 +76,7 @@ def own_policies(cls: type) -> list[type]:
 
 
 def release() -> tuple[int, ...]:
-    """The numbers of the installed version; those of the newest tested one if it has none, as a fork's."""
+    """The numbers of the installed version; of the newest tested one if it has no numbers, as in a fork."""
     found = re.match(r"\d+(\.\d+)*", VERSION)
     return Version(found[0] if found else TESTED[-1]).release
 
@@ -151,7 +151,7 @@ class PolicyForward:
         """
         if not self.is_one_pass:
             return {}
-        logprobs, entropies, *auxiliary = self._outputs[0]  # that of MoE models, or None
+        logprobs, entropies, *auxiliary = self._outputs[0]  # the loss of MoE models, or None
         found = policy_tensors(self.inputs, logprobs)
         found["mask"] = torch.ones_like(found["mask"])
         if (reference := found.get("ref_logprobs")) is not None and self._adds_kl:
@@ -244,7 +244,7 @@ def policy_tensors(inputs: dict[str, Any], logprobs: Tensor, *, check: bool = Fa
     TRL leaves out the old policy's log-probabilities where they equal the present ones. The rollout
     policy's are vLLM's where TRL has them; where vLLM has none for a token (NaN), the old policy's are used.
     TRL has `log_weights` with vllm_importance_sampling_correction only, and `ref_logprobs` with a KL or
-    under `scores_reference`. `check` is that of `loss_mask`.
+    under `scores_reference`. `check` is the argument of `loss_mask`.
     """
     advantages, old = inputs["advantages"], inputs.get("old_per_token_logps")
     old = logprobs.detach() if old is None else old
@@ -346,7 +346,7 @@ def has_environments(trainer: GRPOTrainer) -> bool:
 
 
 def changes_rollouts(trainer: GRPOTrainer) -> bool:
-    """Whether a rollout_func or a subclass may make rollouts of other prompts than those of the rows."""
+    """Whether a rollout_func or a subclass may make rollouts of other prompts than the rows have."""
     name = "_generate_and_score_completions"
     overrides = [base for base in type(trainer).__mro__ if name in vars(base)]
     return trainer.rollout_func is not None or any(
@@ -433,7 +433,7 @@ def _encode_generated(trainer: GRPOTrainer, texts: Iterable[Any]) -> list[list[i
 
 
 def end_tokens(trainer: GRPOTrainer) -> list[int]:
-    """The tokens that end a rollout: the tokenizer's, and from TRL 1.16 those of the model's config."""
+    """The tokens that end a rollout: the tokenizer's, and from TRL 1.16 also the model config's."""
     found: list[int] | None = getattr(trainer, "eos_token_ids", None)
     return [tokenizer(trainer).eos_token_id] if found is None else found
 

@@ -56,7 +56,7 @@ def policy_loss(name: str | None) -> PolicyLoss:
         `old_log_prob` is the policy before verl's update. A loss that compares with the rollout policy
         (DPPO) gets it in place of the rollout policy's, as verl's own does: with bypass_mode they are equal.
         composer_sync has the rollout policy's, and the reference's (`options.from_batch`).
-        verl's own options of its losses (`clip_ratio_high` ...) set no parameter of ours.
+        verl's own options of its losses (`clip_ratio_high` ...) set no parameter of our losses.
         """
         nonlocal metrics, is_checked, health
         asked, is_new = options(config, getattr(config, "policy_loss", None), loss_agg_mode)

@@ -61,7 +61,7 @@ KL_NAMES |= {f"{name}_corrected": KL_NAMES[name] for name in ("k1", "k2", "k3")}
 
 
 def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objective, list[Finding]]:
-    """What verl trains with this config, and the errors that the doctor finds in one of ours."""
+    """What verl trains with this config, and the errors that the doctor finds in a config with our losses."""
 
     def value(key: str) -> Any:
         found = at(table, key)
@@ -95,7 +95,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
     elif value(Key.KL_IN_REWARD) and (weight := value(Key.REWARD_KL_COEF)):
         kl = KL(_estimator(value(Key.REWARD_KL_TYPE)), weight, "reward")
     if kl is not None and kl.place == "loss" and value(Key.KL_IN_REWARD):
-        remarks.append(f"{Key.KL_IN_REWARD} = True, beside the KL in the loss")
+        remarks.append(f"{Key.KL_IN_REWARD} = True, in addition to the KL in the loss")
     if kl is not None and (adapter := next(filter(None, (at(table, one) for one in Key.ADAPTERS)), None)):
         remarks.append(f"the adapter {adapter!r}: the reference of the KL is the model without it")
     kept = value(Key.ROLLOUT_LOGPROBS) is not False
@@ -156,7 +156,9 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     if advantage is not None:
         options |= {Key.ESTIMATOR: "composer", Key.CRITIC: False}
     has_others = kl or objective.entropy or objective.channels.get("hint_weight")
-    if has_others and objective.policy.name in verl.FORCED_MODES:  # loss_agg_mode is that of the others
+    if (
+        has_others and objective.policy.name in verl.FORCED_MODES
+    ):  # loss_agg_mode is the mode of the other terms
         mode = objective.denominators.get("KL", mode)
     if mode in verl.MODES:
         options[Key.AGG_MODE] = mode
@@ -204,7 +206,7 @@ def _check(key: str, found: Any) -> None:
 
 
 def _errors(table: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield the errors that the doctor finds in a config of ours, with verl 0.9's defaults beside it."""
+    """Yield the errors that the doctor finds in a config that we wrote, over verl 0.9's defaults."""
     if not is_ours(str(at(table, Key.LOSS_MODE))):
         return
     trainer = {"use_v1": True, "v1": {"trainer_mode": upstream.DEFAULT_TRAINER}}

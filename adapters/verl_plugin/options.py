@@ -1,4 +1,4 @@
-"""What a user of verl writes, parsed once: `algorithm.composer`, and verl's own options beside it."""
+"""What a user of verl writes, parsed once: `algorithm.composer`, and verl's own options."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -167,8 +167,8 @@ def different_in_the_workers(
 ) -> Iterator[Finding]:
     """Yield what our policy loss does not get as the driver has it, in the actor's workers.
 
-    `node` has the driver's options, which `config` is made of, and `seen` those of the workers, which are
-    the entry `composer` of verl's table `policy_loss`.
+    `node` has the driver's options, which `config` is made of, and `seen` the workers' options, which
+    are the entry `composer` of verl's table `policy_loss`.
     """
     loss = str(policy_loss.get("loss_mode"))
     if not registered.is_ours(loss):

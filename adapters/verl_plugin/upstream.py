@@ -26,7 +26,7 @@ Release = tuple[int, int] | None  # major and minor; None: not known, and taken 
 FIRST, UNTESTED = (0, 8), (0, 10)  # the first release that is supported, and the first that nobody has tested
 DEFAULT_TRAINER = "sync"
 
-# How verl finds plugins, beside an entry point of 0.9.
+# How verl finds plugins, in addition to the entry point of 0.9.
 MODULES, PLUGIN = "VERL_USE_EXTERNAL_MODULES", "composer_plugins.adapters.verl_plugin.register"
 DEFERRED_TRAINER = "composer_plugins.adapters.verl_plugin.deferred_trainer"
 TRAINER_MODULE = "composer_plugins.adapters.verl_plugin.sync_trainer.trainer"
@@ -50,7 +50,7 @@ RESPONSE_FIELDS |= {"rollout_is_weights", "rollout_log_probs", "token_level_rewa
 
 
 def release_of(version: str | None) -> Release:
-    """Return major and minor of a version; None if there is none. An unsupported one is a ConfigError."""
+    """Return major and minor of a version, or None without a version. An unsupported one is a ConfigError."""
     if version is None:
         return None
     if (found := re.match(r"v?(\d+)\.(\d+)", version)) is None:
@@ -180,7 +180,7 @@ def data_parallel_size(worker_group: Any) -> int:
 
 
 def mini_and_micro_batch(config: Any) -> tuple[int, int]:
-    """Return the rows of a mini-batch over all ranks, and those of a micro-batch (dynamic: any number)."""
+    """Return the rows of a mini-batch over all ranks, and the rows of a micro-batch (dynamic: any number)."""
     actor = config.actor_rollout_ref.actor
     micro = 1 if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu
     return actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n, micro
@@ -202,7 +202,7 @@ def scoring_micro_batch(config: Any, *, own_reference: bool) -> int:
 
 
 def token_limits(config: Any, *, own_reference: bool) -> list[int]:
-    """Return ppo_max_token_len_per_gpu and its like, for each model that scores a sequence of ours."""
+    """Return ppo_max_token_len_per_gpu and its like, for each model that scores one of our sequences."""
     models, limits = config.actor_rollout_ref, []
     if models.actor.use_dynamic_bsz:
         limits = [models.actor.ppo_max_token_len_per_gpu, models.rollout.log_prob_max_token_len_per_gpu]

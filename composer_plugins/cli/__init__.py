@@ -37,7 +37,7 @@ BRIEF = ("list", "explain", "diff")  # they end before memory matters
 
 
 def main() -> None:
-    """Run the command line; an error of ours is one line on stderr and status 2."""
+    """Run the command line; one of our errors is one line on stderr and status 2."""
     sys.path.insert(0, os.getcwd())  # import paths are then found as by `python -m composer_plugins`
     name = next((word for word in sys.argv[1:2] if word in COMMANDS), None)
     if name in BRIEF:  # a quarter of their time went into collecting what the imports make

@@ -1,4 +1,4 @@
-"""`composer-plugins conform`: do our losses equal those of the frameworks installed here?"""
+"""`composer-plugins conform`: do our losses equal the losses of the frameworks installed here?"""
 
 import json
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def conform(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown tables.")] = False,
 ) -> None:
-    """Compare our losses with those of the frameworks installed here, or of a checkout: value and gradient.
+    """Compare our losses with the losses of frameworks installed here, or of a checkout: value and gradient.
 
     Run it after an upgrade. The exit status is 0 if all are equal within rounding, 1 if one is not or could
     not be run, and 2 if nothing could be run.

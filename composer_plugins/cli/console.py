@@ -68,7 +68,7 @@ def progress(text: str) -> Iterator[Callable[[str], None]]:
 
 
 def page() -> Console:
-    """A console on stdout, as wide as the terminal, or 200 columns where there is none."""
+    """A console on stdout, as wide as the terminal, or 200 columns without a terminal."""
     wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200
     return Console(highlight=False, markup=False, emoji=False, width=wide)
 

@@ -26,7 +26,7 @@ def demo(
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each run.")] = 250,
     teacher: Annotated[str, typer.Option(help="The hint's teacher: base (frozen), ema or live.")] = "base",
     policy: Annotated[
-        str, typer.Option(help="Policy loss: trl (TRL's own), or one of ours: grpo, gspo, cispo ...")
+        str, typer.Option(help="Policy loss: trl (TRL's own), or one of our losses: grpo, gspo, cispo ...")
     ] = "trl",
     out: Annotated[Path, typer.Option(help="Folder for results.json and curves.png.")] = Path("demo_out"),
 ) -> None:

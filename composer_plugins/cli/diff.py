@@ -50,7 +50,7 @@ def diff(
 
 
 def pairs(registry: "Registry", first: str, second: str, kind: str | None) -> list[tuple[Choice, Choice]]:
-    """The two losses, once for each kind that both names have; ConfigError if there is none."""
+    """The two losses, once for each kind that both names have; ConfigError if they share no kind."""
     ours, theirs = find(registry, first, kind, "FIRST"), find(registry, second, kind, "SECOND")
     found = [(a, b) for a in ours for b in theirs if a.loss.kind == b.loss.kind]
     if not found:
@@ -91,7 +91,7 @@ def _given(choice: Choice) -> dict[str, Any]:
 
 
 def differences(ours: Choice, theirs: Choice) -> dict[str, dict[str, Any]]:
-    """What differs beside the numbers: its value by loss, without a loss that has no such parameter."""
+    """What differs besides the numbers: its value by loss, without a loss that has no such parameter."""
     first, second = _described(ours), _described(theirs)
     found: dict[str, dict[str, Any]] = {}
     for what in {**first, **second}:

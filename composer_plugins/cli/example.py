@@ -26,7 +26,7 @@ def shape(x: Numbers) -> tuple[int, ...]:
 
 
 def given_to(example: Example) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
-    """The example's inputs: those with more axes than the result, and those that stand beside it."""
+    """The example's inputs: first the inputs with more axes than the result, then the others."""
     axes = len(shape(next(iter(next(iter(example.results.values())).values()))))
     flat = {name: x for name, x in example.inputs.items() if len(shape(x)) <= 2}
     above = {name: x for name, x in flat.items() if len(shape(x)) > axes and (name != "mask" or not axes)}

@@ -25,7 +25,7 @@ from composer_plugins.losses.row import GRADIENTS, Dialect, Loss
 
 AVERAGES = {True: "length-averaged log-probabilities", False: "summed log-probabilities"}
 WIDEST = 100  # prose is not easier to read in longer lines
-# In a docstring: the end of a line that goes on in the next one, which is no formula, item or "Source: ".
+# In a docstring: the end of a line whose sentence goes on in the next line.
 LINE_END = re.compile(r"(?<!\n)\n(?!\n| |- |[A-Z]\w*: )")
 
 

@@ -18,7 +18,7 @@ from composer_plugins.losses.choosing import PARTS, mentions
 from composer_plugins.losses.registry import OURS, Problem, Registry
 from composer_plugins.losses.row import KINDS, REQUIRED, Dialect, Loss, Parameter
 
-Shown = tuple[Loss, list[Dialect]]  # a row, and those of its dialects that were asked for
+Shown = tuple[Loss, list[Dialect]]  # a row, and the dialects that were asked for
 
 ARXIV = "https://arxiv.org/abs/"
 # The fields of a loss and of a dialect that JSON has as they are.

@@ -60,7 +60,7 @@ def digest(loss: Loss) -> str:
 
 
 def use_recorded_defaults(losses: Iterable[Loss]) -> None:
-    """Put the recorded defaults where `Loss.defaults`, a cached property, keeps those of the signature."""
+    """Put the recorded defaults where `Loss.defaults`, a cached property, keeps the signature's defaults."""
     for loss in losses:
         if record := record_of(loss):
             defaults = {name: record["defaults"].get(name, REQUIRED) for name in loss.parameters}
@@ -68,7 +68,7 @@ def use_recorded_defaults(losses: Iterable[Loss]) -> None:
 
 
 def docstring(loss: Loss) -> str:
-    """The docstring of a kernel. One of ours is read in its source file, because an import loads torch."""
+    """The docstring of a kernel. Our kernels are read in their source files: an import loads torch."""
     module, _, name = loss.path.removeprefix("composer_plugins.").partition(":")
     path = Path(composer_plugins.__file__).parent.joinpath(*module.split("."))
     if loss.function is None and loss.path.startswith("composer_plugins."):

@@ -56,8 +56,8 @@ def teacher(
     template: Annotated[
         list[str] | None,
         typer.Option(
-            help="A teacher_prompt_template, in which \\n is a line break, or the name of one of ours. "
-            "May be repeated. Default: all of ours, with --trainer the trainer's own too."
+            help="A teacher_prompt_template, in which \\n is a line break, or the name of one of our "
+            "templates. May be repeated. Default: all of our templates, with --trainer the trainer's own too."
         ),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="How many rows are drawn.")] = 32,

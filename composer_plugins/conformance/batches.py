@@ -71,7 +71,7 @@ def policy_batch(draw: Draw) -> Batch:
 
 
 def global_batch(draw: Draw, mask: Tensor) -> dict[str, Any]:
-    """What verl passes beside the mode: nothing, or the counts of the whole batch over ranks."""
+    """What verl passes in addition to the mode: nothing, or the counts of the whole batch over ranks."""
     info: dict[str, Any] = {}
     if flag(draw, "a part of a larger batch"):
         info["dp_size"] = draw.choose([1, 2, 8], "ranks")
@@ -83,7 +83,7 @@ def global_batch(draw: Draw, mask: Tensor) -> dict[str, Any]:
 
 
 def rollouts(draw: Draw, min_group: int = 1) -> Rollouts:
-    """Groups of any size in any order; rewards non-dyadic and often tied, small beside their offset too."""
+    """Groups of any size in any order; rewards non-dyadic, often tied, also small for their offset."""
     g = generator(draw)
     sizes = [draw.integer(min_group, 5, "group size") for _ in range(draw.integer(1, 4, "groups"))]
     ids = torch.repeat_interleave(torch.arange(len(sizes)) * 7 - 3, torch.tensor(sizes))

@@ -1,4 +1,4 @@
-"""A parity claim: one loss of ours is one loss of an upstream, in value and gradient, on any drawn case."""
+"""A parity claim: one of our losses is one loss of an upstream, in value and gradient, on any drawn case."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class Error(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """A tensor of ours and an upstream's; `terms`, `magnitude` and `dtype` as `assert_parity` takes them.
+    """Our tensor and an upstream's; `terms`, `magnitude` and `dtype` as `assert_parity` takes them.
 
     An error is given relative to `scale`: by default to `magnitude`, which may also be a bound far above
     the terms.

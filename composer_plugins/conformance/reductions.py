@@ -1,4 +1,4 @@
-"""A loss of the catalogue by its name or by a table, and reductions of upstreams that are no row."""
+"""A loss by its name or by a table, and reductions of upstreams that the catalogue does not have."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -30,7 +30,7 @@ def mean(name: str, **counts: float | None) -> Callable[..., Tensor]:
 
 
 def in_our_words(framework: Framework, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of a framework that act beside a loss of ours, and ours for those of its own loss."""
+    """The options of a framework that act with our loss, and our options for the ones of its own loss."""
     named = ByTable(framework).named("policy", nested(options))
     assert named is not None
     own = {one.key: one.default for one in framework.options_of("policy") if one.acts_by_parameters}

@@ -20,7 +20,7 @@ TRIES = 25  # draws for each case that is compared, at most: a claim may refuse 
 
 @dataclass(frozen=True)
 class Row:
-    """One loss of an upstream beside ours."""
+    """One loss of an upstream compared with ours."""
 
     kind: str  # "" where the catalogue has none
     ours: str

@@ -12,7 +12,7 @@ from composer_plugins.frameworks.contract import Conversion, Framework, NamedLos
 
 LOSS = "loss"
 OWN = "ComposerLoss"  # the class of our adapter
-ESTIMATOR = "should_std_normalize"  # of AdvantageEstimator.Config, beside the config of the loss
+ESTIMATOR = "should_std_normalize"  # of AdvantageEstimator.Config, which is not the config of the loss
 MODE = "token-mean"
 STD = Conversion(values={False: "dr_grpo@torchtitan", True: "grpo@torchtitan"})
 
@@ -28,14 +28,14 @@ UNAVAILABLE = {
 }
 BY_SEQUENCE = (
     "torchtitan packs several sequences into one row and does not tell the loss where each begins",
-    "choose a loss whose terms are those of single tokens, as grpo, dapo, cispo, sapo or dppo_tv",
+    "choose a loss whose terms depend on single tokens, such as grpo, dapo, cispo, sapo or dppo_tv",
 )
 
 TORCHTITAN = Framework(
     name="torchtitan",
     title="torchtitan",
     path="composer_plugins.adapters.torchtitan_loss.loss:ComposerLoss",
-    summary="torchtitan's RL trainer with any policy loss whose terms are those of single tokens",
+    summary="torchtitan's RL trainer with any policy loss whose terms depend on single tokens",
     release="0.3.0",
     losses=(
         NamedLoss("grpo@torchtitan", {LOSS: "GRPOLoss"}),

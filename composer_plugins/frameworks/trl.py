@@ -1,4 +1,4 @@
-"""TRL: the options of GRPOConfig that its loss reads, and what each does beside a loss of ours."""
+"""TRL: the options of GRPOConfig that its loss reads, and what each does with our losses."""
 
 from composer_plugins.frameworks import clips
 from composer_plugins.frameworks.contract import (
@@ -16,7 +16,7 @@ TESTED = ("1.9.0", "1.14.0", "1.16.0")
 
 # TRL's loss_type: its row where importance_sampling_level is "token", and where it is "sequence"; what it is
 # divided by. "bnpo" is a token mean over one micro-batch, so it depends on how the batch is cut.
-# For a loss of ours `ComposerGRPOConfig._mode` decides the mode, and `PolicyChannel` reduces by it.
+# For our losses `ComposerGRPOConfig._mode` decides the mode, and `PolicyChannel` reduces by it.
 LOSS_TYPES: dict[str, tuple[str, str | None, str]] = {
     "grpo": ("grpo@trl", "gspo@trl", "seq-mean-token-mean"),
     "bnpo": ("grpo@trl", "gspo@trl", "bnpo"),
@@ -89,7 +89,7 @@ OPTIONS = (
     _sets("vespo_k_neg", 3.0, "k_neg", "vespo"),
     _sets("vespo_lambda_neg", 2.0, "lambda_neg", "vespo"),
     *_acts(CHOOSES, loss_type="dapo"),
-    Option(key="importance_sampling_level", default="token"),  # each loss of ours has its own
+    Option(key="importance_sampling_level", default="token"),  # each of our losses has its own
     # Of the other terms of TRL's loss.
     *_acts(OWN_TERM, beta=0.0),
     *_acts(CORRECTED_KL, use_bias_correction_kl=True),

@@ -40,7 +40,7 @@ MODES = (DEFAULT_MODE, "token-sum", "seq-mean-token-sum", "seq-mean-token-mean",
 MODES_SINCE = {"token-sum": (0, 9)}
 MEAN_OVER_ROWS = "geo_mean"  # a loss of verl's that counts every row of a micro-batch, empty ones too
 BY_GEOMETRIC_MEAN = ("gmpo@verl",)  # weighs a row by the geometric mean of its rollout correction's weights
-# verl logs the clip fractions of its geo_mean by the sign of the advantage, and those of sapo as 0.
+# verl logs the clip fractions of its geo_mean by the sign of the advantage, and for sapo it logs 0.
 CLIPPED_BY_SIGN, NEVER_CLIPPED = ("gmpo",), ("sapo",)
 TOKEN_BASELINES = ("optimal_token_baseline", "tir_optimal_token_baseline")
 NEED_MORE = ("gae", "remax", "gdpo", *TOKEN_BASELINES)  # estimators whose inputs verl gives to its own only
@@ -101,7 +101,7 @@ REWARD = "as in verl, which changes the rewards before the advantage is computed
 WEIGHTS = "as in verl, which multiplies the loss of each token by the weights, or masks it out"
 
 
-# Options that act beside ours as beside verl's own: verl reads them outside of the functions in its
+# Options that act with our losses as with verl's own: verl reads them outside of the functions in its
 # registries, or the adapter reads them. Each row: the kind, the effect, and their defaults.
 OFF_POLICY = "rollout_correction"
 ACTING: tuple[tuple[Kind, str, dict[str, Any]], ...] = (
@@ -134,7 +134,7 @@ def _sets(kind: Kind, key: str, default: Any, *sets: Sets, fallback: str = "") -
 
 
 # Every option that verl's loss and advantage code reads. Those without an effect are of verl's own losses,
-# and set no parameter of ours (`verl_plugin.upstream.moved`). A test compares keys and defaults with verl's.
+# and set no parameter of ours: `verl_plugin.upstream.moved`. A test compares keys and defaults with verl's.
 OPTIONS = (
     _sets("policy", "clip_ratio_low", 0.2, *LOW, fallback="clip_ratio"),
     _sets("policy", "clip_ratio_high", 0.2, *HIGH, fallback="clip_ratio"),
@@ -243,7 +243,7 @@ VERL = Framework(
             {"logprobs", "old_logprobs", "rollout_logprobs", "ref_logprobs", "advantages", "mask"}
         ),
         "advantage": frozenset({"rewards", "group_ids", "lengths", "token_rewards", "mask"}),
-        # of trainer_mode composer_sync; logits are those of the teacher's hint_top_k entries and a tail
+        # of trainer_mode composer_sync; logits are the teacher's hint_top_k entries and a tail
         "divergence": frozenset(
             {"student_logits", "teacher_logits", "student_logprobs", "teacher_logprobs", "mask"}
             | {"teacher_topk_logprobs", "teacher_topk_ids", "old_logprobs"}

@@ -29,7 +29,7 @@ def token_sums(
 
     `tensors` are [rows, tokens] or [tokens] by their names in `losses.inputs.INPUTS`: "mask" and "logprobs",
     and of the others those that there are. "hint_mask" says where "teacher_logprobs" counts, "replay_mask"
-    which tokens are of pairs. `metrics` are those of the loss. Nothing waits for the device.
+    which tokens are of pairs. `metrics` are the metrics of the loss. Nothing waits for the device.
     """
     given = {name: x.detach() for name, x in tensors.items() if x is not None}
     mask, logprobs = given["mask"], given["logprobs"].float()

@@ -145,7 +145,7 @@ RULES = (
          "mask these tokens out, unless each turn of a row has an advantage of its own"),
     Rule("zero_adv_frac", "always", lambda w: "silent" in w and w["silent"] == w["tokens"] > 0,
          "every advantage of the last {windows} windows is 0 ({rows:.0f} rows in this one)",
-         "look at the rewards: those of a group are equal, or each rollout is a group of its own",
+         "look at the rewards: the rewards of a group are equal, or each rollout is a group of its own",
          windows=8, unless="group_of_one_frac equal_group_frac"),
     Rule("advantage_max", "always", lambda w: w[f"{LARGEST}advantage"] > 1e3,
          f"an advantage is {{{LARGEST}advantage:.3g}}, so a clip of the gradient leaves its direction alone",

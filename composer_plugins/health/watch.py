@@ -141,7 +141,7 @@ class Health:
         """Measure a micro-batch; return its metrics, "health/kl", as 0-dimensional tensors on its device.
 
         `tensors` are as in `token_sums`. `equal` says whether trainer and sampler have the same weights;
-        without it the first `rows` rows of the run have them, those of an update, by default of a call.
+        without it, the first `rows` rows of the run have them: by default the rows of one call.
         `update` is its number, if it is known, and `without` are metrics that the framework has itself. With
         `every` n, the first calls and each n-th later one are measured, and the last metrics are returned
         between them. A recorder gets `recorded` too: the loss, its counts and its factor.
@@ -212,7 +212,7 @@ class Health:
 
 
 def per_token(found: Mapping[str, Tensor], mask: Tensor) -> dict[str, Metric]:
-    """Return metrics of a micro-batch as those of a loss, of which a framework logs the mean over tokens."""
+    """Return metrics of a micro-batch as metrics of a loss, which a framework averages over tokens."""
     return {name: Metric(value.expand(mask.shape), mask) for name, value in found.items()}
 
 

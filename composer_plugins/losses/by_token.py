@@ -1,7 +1,7 @@
 """Whether the loss of a token depends on the other tokens of its row.
 
 A framework that packs several sequences into a row, and does not say where each begins, cannot run such a
-loss: GSPO would take the ratio of a row for that of a sequence.
+loss: GSPO would take the ratio of a row for the ratio of a sequence.
 """
 
 import torch

@@ -74,7 +74,7 @@ class Choice:
 
     @property
     def params_option(self) -> str:
-        """The option that holds the parameters: "hint_params" beside "hint_divergence"."""
+        """The option that holds the parameters: "hint_params" for "hint_divergence"."""
         return f"{self.option.removesuffix('_divergence').removesuffix('_loss')}_params"
 
     @property
@@ -113,7 +113,7 @@ def choose(
     also_accepted: Iterable[str] = (),
     what_to_set: Callable[[Loss, str], str] = lambda loss, name: "",
 ) -> Choice:
-    """Return the installed loss of this kind that `name` names, with `params` over those of its dialect.
+    """Return the installed loss of this kind that `name` names, with `params` over its dialect's.
 
     `option` is the option that holds the name, and `also_accepted` what else that option accepts, for the
     error. `what_to_set` is the remedy for a parameter by the name that a framework has for it (`Loss.check`).
@@ -155,7 +155,7 @@ def of_row(loss: Loss, option: str = "", dialect: Dialect | None = None) -> Choi
 
 
 def _without_effect(choice: Choice, given: Iterable[str]) -> Iterator[Finding]:
-    """Yield an error for each given parameter that acts only beside another one, where it does not act."""
+    """Yield an error for each given parameter that acts only with another one, where it does not act."""
     for name in given:
         other, *values = choice.loss.parameters[name].only_with or (name,)
         value = choice.value(other)
@@ -180,7 +180,7 @@ def find(
     No parameter is checked, and a required one may be missing.
 
     The kind of a function ("my_package.losses:my_loss", "my_losses.py:my_loss") follows from its first input.
-    Raises ConfigError at `key`, which holds the name, if there is none, and at `kind_key` if there is no such
+    Raises ConfigError at `key`, which holds the name, if no loss has it, and at `kind_key` for an unknown
     kind.
     `also_accepted` is what else `key` accepts.
     """

@@ -28,7 +28,7 @@ from composer_plugins.losses.row import (
     check_kind,
 )
 
-# What `list` and `explain` print of every row: one that is no string would take these commands down.
+# What `list` and `explain` print of every row: a value that is not a string would stop these commands.
 STRINGS = {
     Loss: ("path", "summary", "paper", "proof", "tex", "mode", "advantage", "gradient"),
     Dialect: ("upstream", "source", "proof", "note", "mode"),
@@ -75,7 +75,7 @@ def row_of_import_path(path: str, kind: Kind, option: str, losses: Iterable[Loss
 
 
 def function_of_import_path(path: str, option: str) -> Callable[..., Any]:
-    """The function at an import path that `option` holds; ConfigError at `option` if there is none."""
+    """The function at an import path that `option` holds; ConfigError at `option` without one."""
     module, _, function = path.partition(":")
     try:
         found = import_module(module)
@@ -99,7 +99,7 @@ def function_of_import_path(path: str, option: str) -> Callable[..., Any]:
 
 
 def function_named(path: str, option: str) -> Callable[..., Any]:
-    """The function of an import path, or of FILE.py:function; ConfigError at `option` if there is none."""
+    """The function of an import path, or of FILE.py:function; ConfigError at `option` without one."""
     file, _, name = path.rpartition(":")
     if not file.endswith(".py"):
         return function_of_import_path(path, option)
@@ -212,7 +212,7 @@ def first_parameter(function: Callable[..., Any]) -> str:
 
 
 def kind_of_input(first: str, losses: Iterable[Loss]) -> Kind:
-    """The kind of the losses with this first input: policy, if one of them is or if there are none."""
+    """The kind of the losses with this first input: policy, if one of them is or if the file has no loss."""
     kinds = [loss.kind for loss in losses if loss.needs[:1] == (first,)]
     return "policy" if "policy" in kinds or not kinds else kinds[0]
 

@@ -15,7 +15,7 @@ ROUNDING = 1e-9
 
 
 def is_proportional(choice: Choice) -> bool:
-    """Whether this loss of c A is c times that of A, on a drawn batch; True for a loss that fails on it.
+    """Whether this loss of c A is c times the loss of A, on a drawn batch; True for a loss that fails on it.
 
     A loss that takes no advantages is not, because it is the same for each c.
     """

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from composer_plugins.errors import DataError
 
 # Rounding may put a log-probability above 0. An engine that computes in bfloat16 subtracts numbers of 8 bits:
-# between 16 and 32 neighbouring ones are 0.125 apart, and +0.03 to +0.125 was seen. A larger number is no
-# log-probability, whatever the precision.
+# between 16 and 32 neighbouring ones are 0.125 apart, and +0.03 to +0.125 was seen. A larger number is not
+# a log-probability, whatever the precision.
 LARGEST_LOGPROB = 0.125
 
 

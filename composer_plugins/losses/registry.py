@@ -1,4 +1,4 @@
-"""The plugin manager: it collects our losses, and those of every installed plugin.
+"""The plugin manager: it collects our losses, and the losses of every installed plugin.
 
 A plugin is a distribution with an entry point in the group `composer_plugins`, which names a module or an
 object with our hooks (`hookspecs.py`). A fault in one plugin is kept as a `Problem` that names its

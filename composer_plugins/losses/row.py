@@ -89,7 +89,7 @@ class Parameter:
     unlikely: tuple[Unlikely, ...] = ()
     weighs_a_penalty: bool = False  # whether it multiplies a term that has no advantages in it
     no_bound: float | None = None  # of a bound that may be None: from here on it bounds nothing, as None does
-    # It acts only beside this parameter, with one of these values; without a value, where that one is set.
+    # It acts only if this parameter has one of these values; without a value, if the parameter is set.
     only_with: tuple[Any, ...] = ()
 
     def check(self, key: str, value: Any, default: Any) -> None:
@@ -127,7 +127,7 @@ class Parameter:
 
 
 def _check_type(key: str, value: Any, default: Any) -> None:
-    """Raise ConfigError for a number that is not finite, and for another type than that of the default."""
+    """Raise ConfigError for a number that is not finite, and for another type than the default's."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(key, f"it is {value!r}", "set a finite number")
     types: dict[Any, str] = {bool: "True or False", str: "a string", int | float: "a number"}
@@ -187,7 +187,7 @@ class Loss:
     over_batch: bool = False  # a statistic of the whole batch, which changes when the batch is cut
     per_sequence: bool = False  # policy: one advantage per sequence; it averages those that differ by token
     over_sequence: bool = False  # policy: the loss of a token depends on the others of its sequence
-    # Whether the gradient is the derivative of the value, or that of a detached weight times log pi(y_t)
+    # Whether the gradient is the derivative of the value, or of a detached weight times log pi(y_t)
     # ("score"), or another one that is put in its place ("surrogate").
     gradient: Literal["derivative", "score", "surrogate"] = "derivative"
     detached: tuple[str, ...] = ()  # inputs of the policy which this loss uses without a gradient

@@ -24,7 +24,7 @@ class Asked(NamedTuple):
 
     @property
     def choice(self) -> Choice:
-        """The loss of the kind that was asked for, which is one of ours."""
+        """The loss of the kind that was asked for; it is ours."""
         assert self.chosen is not None
         return self.chosen
 
@@ -65,8 +65,8 @@ def ask(
 
     `ours` are the options that the user has written, which stand below the key `at` of the config. `moved`
     are options of the framework's own losses whose value is not their default. `name` is the loss in a
-    registered name (`composer/<name>`). `own` is the framework's own loss, and the user has to name one
-    beside it. With the value `framework_loss` of `policy` the framework keeps its own. `defaults` are the
+    registered name (`composer/<name>`). `own` is the framework's own loss, and the user has to name
+    ours. With the value `framework_loss` of `policy` the framework keeps its own. `defaults` are the
     framework's values for our options, `model` the options that there are, and `write` writes one as the user
     does. An option of `given` (by default of `ours`) that has no effect has the severity `inert`. The losses
     are None where an error leaves them open.

@@ -38,7 +38,7 @@ class ByTable:
         self.choosers = self._choosers("policy")
         named = ((key, value) for one in reversed(framework.losses) for key, value in one.options.items())
         self.defaults = dict(named) | {one.key: one.default for one in framework.options}
-        # Whether the table says of each loss which options it reads. Otherwise each reads those of its kind.
+        # Whether the table says which options each loss reads. Otherwise each reads all options of its kind.
         self.has_own = any(one.own for one in framework.losses)
         self.KNOWN = {*self.defaults, *framework.not_carried}
         if framework.inherits:
@@ -55,7 +55,7 @@ class ByTable:
         return self.objective(table, self.policy(table)), []
 
     def _mode_of(self, objective: Objective, table: Mapping[str, Any]) -> str:
-        """The mode that the loss of this config needs, or else that of the objective."""
+        """The mode that the loss of this config needs, or else the objective's mode."""
         named = None if objective.no_policy else self.named("policy", table)
         return (named and named.needs_mode) or objective.mode
 
@@ -199,7 +199,7 @@ class ByTable:
         return None
 
     def not_in_catalogue(self, kind: Kind, table: Mapping[str, Any]) -> str:
-        """The option by which a config names a loss of this kind that no row is; "" if there is none."""
+        """The option by which a config names a loss of this kind that no row has; "" without one."""
         keys = self._choosers(kind)
         if not keys or self.named(kind, table) is not None:
             return ""
@@ -268,10 +268,10 @@ class ByTable:
     def written(
         self, kind: Kind, choice: Choice, chosen: Mapping[str, Any] = NOTHING, *, is_exact: bool = False
     ) -> dict[str, Any] | None:
-        """The options that choose this loss with its parameters, the fewest; None if there is no such loss.
+        """The options that choose this loss with its parameters, the fewest; None if no loss fits.
 
         `chosen` are options of other losses, which these must not contradict. With `is_exact`, a loss with
-        another value of a parameter is none.
+        another value of a parameter does not fit.
         """
         losses = [
             one

@@ -10,7 +10,7 @@ NOT_CARRIED_OVER, TO_CORRECT = "not carried over", "to correct in this config"
 # What a bare loss does not say, so that it is not compared.
 NOT_OF_A_LOSS = {"advantage", "KL", "rollout correction", "entropy bonus", "temperature"}
 NOT_OF_A_LOSS |= {"denominator.max_length"}
-# What a policy loss decides, so that it is not compared where there is none.
+# What a policy loss decides, so that it is not compared without a policy loss.
 OF_A_POLICY = {"policy", "denominator", "old_logprobs", "rollout_logprobs"}
 
 
@@ -19,7 +19,7 @@ class Effect(NamedTuple):
 
     meaning: str
     remedy: str = ""
-    # The values that act only where numbers are extreme, or as little as rounding; None: there are none.
+    # The values that act only where numbers are extreme, or as little as rounding; None: no such values.
     small: tuple[float, float] | None = None
 
     def is_small(self, *values: Any) -> bool:

@@ -9,7 +9,7 @@ from composer_plugins.config import at
 from composer_plugins.errors import ConfigError
 from composer_plugins.losses.row import Parameter
 
-# The numbers among a framework's options: each is checked, and the error is worded, as a parameter of ours.
+# The numbers among a framework's options: each is checked, and the error is worded, like our parameters.
 NUMBER, WEIGHT = Parameter("of either sign"), Parameter("of a term", low=0)
 POSITIVE = Parameter("a temperature", low=math.ulp(0.0))
 MOST = 20  # names in a line

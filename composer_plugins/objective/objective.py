@@ -11,8 +11,8 @@ from composer_plugins.losses.row import NORM as NORM
 # What stands in place of a policy loss that the user has to choose. OmegaConf calls a value missing that is
 # written in this way, and TRL's and PRIME-RL's configs reject it.
 MISSING = "???"
-# Whose log-probabilities a policy loss is given: those that the trainer computed before the update, those of
-# the rollout engine, or the policy's own, which makes the ratio 1.
+# Whose log-probabilities a policy loss is given: the trainer's from before the update, the rollout
+# engine's, or the policy's own, which makes the ratio 1.
 Behaviour = Literal["trainer", "rollout engine", "policy itself"]
 
 
@@ -29,8 +29,8 @@ class KL(NamedTuple):
 class Objective:
     """What one framework trains with one config, in the catalogue's terms."""
 
-    policy: Choice  # STAND_IN, where `no_policy` says why there is none
-    mode: str  # the aggregation mode; "" where there is no policy
+    policy: Choice  # STAND_IN, where `no_policy` says why no policy trains
+    mode: str  # the aggregation mode; "" without a policy
     length: float | None = None  # the constant of NORM; None: the padded width
     old: Behaviour | None = None  # whose are its old_logprobs; None: it needs none
     rollout: Behaviour | None = None  # whose are its rollout_logprobs; None: it needs none
@@ -120,7 +120,7 @@ def as_dr_grpo(advantage: Choice) -> Choice:
 def as_mis(correction: Choice) -> Choice:
     """IcePop as the masked importance sampling that it is; any other correction unchanged.
 
-    Weights are positive, so a lower bound of 0 is none.
+    Weights are positive, so a lower bound of 0 does not bound them.
     """
     params = {**correction.loss.defaults, **correction.params}
     for bound in ("low", "floor"):

@@ -1,4 +1,4 @@
-"""The options of a framework that are not at their default, and how a user writes an option of ours."""
+"""The options of a framework that are not at their default, and how a user writes our options."""
 
 import json
 import math
@@ -38,11 +38,11 @@ def pasted(
     params: Mapping[str, Any],
     of_dialect: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the parameters of a loss of ours that set what a framework's moved options set in its own loss.
+    """Return the parameters of our loss that set what a framework's moved options set in its own loss.
 
     `moved` has the options, by key, that are not at the default of the installed config class, with their
-    values. `params` are the parameters that the user has named, which count, and `of_dialect` those of the
-    dialect that the user has named.
+    values. `params` are the parameters that the user has named, which count, and `of_dialect` the parameters
+    of the dialect that the user has named.
     """
     values = dict[str, Any]()
     for one in _own(framework, loss, moved):
@@ -51,7 +51,7 @@ def pasted(
     whole = {**of_dialect, **values, **params}
     low, high = whole.get("clip_low"), whole.get("clip_high")
     if values and low is not None and high is not None and low + high < 0:
-        values["clip_low"] = 1.0  # the dialect's lower bound is above this upper one, and here there is none
+        values["clip_low"] = 1.0  # the dialect's lower bound is above this upper one, so it is removed
     return {**values, **params} if values else {}
 
 
@@ -62,7 +62,7 @@ def not_read(
     line: Mapping[str, Any],
     write: Callable[[Mapping[str, Any]], str],
 ) -> Iterator[Finding]:
-    """Yield one error for the framework's own options of a loss that are moved beside a loss of ours.
+    """Yield one error for the framework's own options of a loss that are moved, where our loss runs.
 
     The parameters of our losses come from our options alone. `line` are those that set the same numbers
     (`pasted`), and `write` makes of them the line of the remedy.
@@ -86,18 +86,18 @@ def _own(framework: Framework, loss: Loss, moved: Mapping[str, Any]) -> list[Opt
 
 
 def described(framework: Framework, choice: Choice, mode: str = "") -> str:
-    """The log line of a loss of ours: what trains, reduced by `mode`, and what is not read for it."""
+    """The log line of our loss: what trains, reduced by `mode`, and what is not read for it."""
     line = f"{choice.loss.kind} {choice.described}{f', {mode}' if mode else ''}; {framework.title}'s options"
     return f"{line} for the parameters of its own {KINDS[choice.loss.kind].plural} are not read"
 
 
 def as_keyword(option: str, value: Any) -> str:
-    """How an option of ours is set in a call in Python."""
+    """How our option is set in a call in Python."""
     return f"{option}={value!r}"
 
 
 def for_a_shell(table: str) -> Callable[[str, Any], str]:
-    """How an option of ours in this table of a YAML is set in a command line, quoted for the shell."""
+    """How our option in this table of a YAML is set in a command line, quoted for the shell."""
     return lambda option, value: shlex.quote(f"{table}.{option}={as_yaml(value)}")
 
 

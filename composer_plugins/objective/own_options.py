@@ -1,4 +1,4 @@
-"""What a user asks of our loss beside a framework's own terms: one `Objective` for an adapter."""
+"""What a user asks of our loss with a framework's own terms: one `Objective` for an adapter."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -50,10 +50,11 @@ def examined(
 ) -> tuple[Trained | None, Findings]:
     """Read the framework's config and our `options` for it, once; None where an error leaves them open.
 
-    `table` is the framework's config. `moved` has its options that are not at their default: those of its
-    own losses are not read. `defaults`, `at` and `write` are those of `ask`. `modes` are the aggregation
-    modes that its denominators can carry, and `mode` the one that the user asks for. `not_ours` says what our
-    loss does not do of an option of the framework with another value than those of `Framework.not_carried`.
+    `table` is the framework's config. `moved` has its options that are not at their default: the options
+    of its own losses are not read. `defaults`, `at` and `write` are passed to `ask`. `modes` are the
+    aggregation modes that its denominators can carry, and `mode` is the one that the user asks
+    for. `not_ours` says what our loss does not do, by option of the framework, with a value that
+    `Framework.not_carried` does not have.
     """
     own, found = ByTable(framework), Findings()
     for key, why in not_ours.items():
@@ -104,7 +105,7 @@ def _another(own: ByTable, table: Mapping[str, Any], policy: Choice) -> Iterator
 def _twice(framework: Framework, objective: Objective, asked: Asked) -> Iterator[Finding]:
     """Yield an error where the ratio of trainer to rollout engine would be in the loss two times.
 
-    A loss of the framework's own may stand beside its own correction, as there.
+    A framework's own loss may have its own correction, as there.
     """
     theirs, policy = objective.correction, objective.policy
     if theirs is not None and asked.correction is not None:

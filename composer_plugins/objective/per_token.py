@@ -31,7 +31,7 @@ class Terms(NamedTuple):
 
     @classmethod
     def of(cls, objective: Objective, config: ComposerConfig) -> "Terms":
-        """The terms of a config of ours with what else the framework's own options ask for."""
+        """The terms of our config, and what else the framework's own options ask for."""
         weight = config.hint_weight
         in_advantages = config.choose_hint() if weight and config.hint_estimator == "advantage" else None
         return cls(objective, config.policy_weight, hint_choice(config), weight, in_advantages)

@@ -1,4 +1,4 @@
-"""A loss of ours in a framework's registry, as `composer/<name>`, or as `composer`.
+"""Our loss in a framework's registry, as `composer/<name>`, or as `composer`.
 
 verl and SkyRL have such registries. A table of our options in their configs says which loss `composer` is.
 """

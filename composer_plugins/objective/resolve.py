@@ -60,7 +60,7 @@ class Resolved(NamedTuple):
     release: str  # whose options were read, in words; "" for a loss that no config names
 
     def required(self) -> Objective:
-        """The objective; one ConfigError with all errors where there is none."""
+        """The objective; one ConfigError with all errors if it has errors."""
         if self.objective is None:
             raise error_of(self.findings)
         return self.objective
@@ -116,7 +116,7 @@ def resolve(
 ) -> Resolved:
     """What `framework` trains with a config that was read from its file.
 
-    Raises ConfigError where it is no config of this framework, at the `option` that names the framework, or
+    Raises ConfigError if it is not a config of this framework, at the `option` that names the framework, or
     where the framework is not installed.
     """
     check_schema(frameworks()[framework], table, option)

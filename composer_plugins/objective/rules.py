@@ -9,9 +9,9 @@ from composer_plugins.losses.row import NORM
 
 
 def own_denominator(choice: Choice, framework: Framework) -> str:
-    """The aggregation mode that belongs to a loss: its paper's, or that of the dialect that was named.
+    """The aggregation mode that belongs to a loss: its paper's, or the mode of the dialect that was named.
 
-    "" where there is none: a dialect of this framework with its default mode is reduced as the framework is
+    "" without one: a dialect of this framework with its default mode is reduced as the framework is
     set to.
     """
     own = choice.dialect.mode if choice.dialect else choice.loss.mode

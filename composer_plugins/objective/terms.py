@@ -25,7 +25,7 @@ def policy_term(
 
     `given` are the inputs by their names. The weights of the correction are old_logprobs over
     rollout_logprobs; without old_logprobs, the policy itself, detached, over rollout_logprobs. They are
-    computed at the tokens of `correction_mask`, by default those of the policy.
+    computed at the tokens of `correction_mask`, by default the policy's tokens.
     """
     token: TokenLoss = call(policy, given, check=check)
     if policy.is_third_party:  # a framework adds up every token; ours are 0 at masked ones

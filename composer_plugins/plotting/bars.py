@@ -38,7 +38,7 @@ def advantage_picture(chosen: Sequence[Choice]) -> Picture:
 
 
 def advantages(choice: Choice) -> Tensor:
-    """The advantage of each rollout [groups, rollouts]; that of the first token where tokens differ."""
+    """The advantage of each rollout [groups, rollouts]; the first token's where tokens differ."""
     components = torch.tensor(COMPONENTS, dtype=torch.float64)
     groups, size, _ = components.shape
     rewards = components.sum(-1).flatten()

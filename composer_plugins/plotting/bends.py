@@ -14,7 +14,7 @@ SHORTEST = 3  # segments: fewer may be constant by chance
 CUTS = torch.linspace(0, 1, 65, dtype=torch.float64)  # where a search looks between two points
 ROUNDS = 5  # of a search, each 64 times as fine
 FLAT = 1e-10  # of the largest value: rounding
-STEEP = 20  # times the slope beside it: a jump
+STEEP = 20  # times the slope next to it: a jump
 VISIBLE, BESIDE = 2e-3, 5  # of the largest value, so many points away: a smaller bend is not seen
 DIGITS, BESIDE_A_MARK = 7, 1e-5  # to which a mark is known, and the distance from it, of the axis
 

@@ -41,8 +41,8 @@ class Panel:
 
     @property
     def beyond(self) -> tuple[str, ...]:
-        """The series of so much larger a scale than the first one that it would be flat beside them."""
-        if self.categories:  # a small bar has its number beside it
+        """The series of so much larger a scale than the first one that it would be flat next to them."""
+        if self.categories:  # a small bar has its number next to it
             return ()
         sizes = {one.label: max(map(abs, one.y)) for one in self.series}
         ordered = sorted(size for size in sizes.values() if size > 0)
@@ -67,7 +67,7 @@ class Picture:
 
     @property
     def has_caps(self) -> bool:
-        """Whether a line stays at a value, which is then written beside it."""
+        """Whether a line stays at a value, which is then written next to it."""
         return any(series.cap is not None for panel in self.panels for series in panel.series)
 
 

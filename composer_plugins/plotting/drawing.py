@@ -41,7 +41,7 @@ Marks = dict[float, tuple[str, int]]  # of each mark its series, and the line of
 
 
 class Colours(NamedTuple):
-    """Okabe and Ito's colours, which people with colour blindness tell apart, and those of the page."""
+    """Okabe and Ito's colours, which people with colour blindness tell apart, and the page's colours."""
 
     lines: tuple[str, ...]
     ink: str

@@ -1,4 +1,4 @@
-"""The picture of losses that a user named: those of one kind, by the picture that the kind has."""
+"""The picture of losses that a user named: the losses of one kind, by the picture that the kind has."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

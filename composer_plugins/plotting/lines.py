@@ -23,7 +23,7 @@ class Axes(NamedTuple):
 
     measures: tuple[Callable[[Choice, Tensor], Sequence[Tensor]], ...]  # of each case: its numbers at each x
     panels: tuple[Panel, ...]  # without series: the first number of each case, then the second
-    gradients: tuple[int, ...]  # for each panel the one whose bends are marked on it: that of its gradient
+    gradients: tuple[int, ...]  # for each panel the line whose bends are marked on it: its gradient
 
     def measure(self, choice: Choice, x: Tensor, panel: int) -> Tensor:
         """What a panel shows at each x."""

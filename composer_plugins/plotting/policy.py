@@ -24,7 +24,7 @@ FURTHEST, NARROW = 20.0, 0.02  # up to where bends are looked for, and when a cl
 
 def picture(chosen: Sequence[Choice]) -> Picture:
     """Value and gradient weight of each loss; a loss of a teacher has its gap in place of an advantage."""
-    # The first loss of each: True for those of a teacher.
+    # The first loss of each: True for losses of a teacher.
     first = {"teacher_logprobs" in one.loss.needs: one.name for one in reversed(chosen)}
     if len(first) > 1:
         problem = f"{first[True]} compares with a teacher, and {first[False]} takes advantages"
@@ -50,11 +50,11 @@ def picture(chosen: Sequence[Choice]) -> Picture:
     if beyond := [f"{mark:g}" for mark in marks[probability] if mark > high]:
         notes.append(f"Beyond the axis, at {_and(beyond)}, there is another bend.")
     if entropic := [one.name for one in chosen if "entropies" in (*one.loss.needs, *one.optional)]:
-        notes.append(f"{_and(entropic)}: the entropy is that of the token and three others.")
+        notes.append(f"{_and(entropic)}: the entropy is over the token and three others.")
     if over := [one.name for one in chosen if one.loss.over_batch]:
         notes.append(f"{_and(over)}: the batch, whose statistics the loss uses, is this one token.")
     if whole := [one.name for one in chosen if _is_of_sequence(one)]:
-        notes.append(f"The ratio of {_and(whole)} is that of the whole response, here one token long.")
+        notes.append(f"The ratio of {_and(whole)} is the ratio of the whole response, here one token long.")
     return Picture(panels, 2, tuple(notes))
 
 

@@ -13,7 +13,7 @@ from composer_plugins.plotting.lines import POINTS, Axes, drawn, ends_of, with_g
 
 REACH = 5.0  # the margin times beta at the ends of the axis: a sigmoid is then flat
 WIDEST_AVERAGE = 4.0  # nats per token
-NLL = 1.0  # nats per token, where a loss has one beside its margin
+NLL = 1.0  # nats per token, where a loss has one besides its margin
 
 
 def picture(chosen: Sequence[Choice]) -> Picture:
@@ -102,11 +102,11 @@ def _notes(chosen: Sequence[Choice], axes: Axes) -> list[str]:
     notes = []
     if axes is PAIRS:
         if any("ref_chosen" in one.loss.needs for one in chosen):
-            notes.append("The margin is that of the log ratios to the reference.")
+            notes.append("The margin is the difference of the log ratios to the reference.")
         if averages := [one.name for one in chosen if one.average]:
             notes.append(f"Scores are averages per token in {', '.join(averages)}.")
         if any({"chosen_nll", "gold_nll"} & {*one.loss.needs} for one in chosen):
-            notes.append(f"The negative log-likelihood beside the margin is held at {NLL:g} nat.")
+            notes.append(f"The negative log-likelihood, besides the margin, is fixed at {NLL:g} nat.")
     if axes is RESPONSES:
         notes.append("KTO's reference point and BCO's shift are 0.")
     if over := [one.name for one in chosen if one.loss.over_batch]:

@@ -39,7 +39,7 @@ def correction_picture(chosen: Sequence[Choice]) -> Picture:
     high = max([WIDEST, *(1.25 * mark for mark in marks_of(found))])
     x = torch.linspace(0.01, high, POINTS, dtype=torch.float64)
     notes = (
-        "A response of one token: its own ratio is also that of the sequence.",
+        "A response of one token: its own ratio is also the ratio of the sequence.",
         "Thin lines: where the weight jumps, or begins or ends to be constant.",
     )
     return Picture(drawn(chosen, CORRECTION, x, found), 1, notes)

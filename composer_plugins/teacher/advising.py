@@ -21,8 +21,8 @@ class Advice(NamedTuple):
 def advice(found: Sequence[Measured]) -> Advice:
     """Return, of the templates whose teacher earns more than the policy, the one nearest to the policy.
 
-    The sampled reward is that of the distribution that the hint channel moves the policy to, and KL(T || S)
-    is how far it moves it: what a nearer teacher changes is rather the answer than the manner of the reply.
+    The sampled reward is the mean reward of the distribution that the hint channel moves the policy to, and
+    KL(T || S) is how far it moves it: a nearer teacher changes the answer rather than its manner.
     A template whose teacher does not see its hint, or repeats the wording of the hints, is not chosen.
     """
     policy, *others = found

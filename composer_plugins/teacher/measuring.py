@@ -26,7 +26,7 @@ class Measured(NamedTuple):
     template: str
     greedy: float  # the reward of the most probable completion
     sampled: float  # the reward of completions sampled at the temperature of training
-    gain: float = NAN  # `sampled` less that of the policy
+    gain: float = NAN  # `sampled` minus the policy's
     gain_error: float = NAN  # the standard error of `gain`, over the rows
     shown: float = NAN  # the share of prompts in which the teacher can read its whole hint
     forward_kl: float = NAN  # KL(teacher || policy) in nats per token of the policy's completions
@@ -34,7 +34,7 @@ class Measured(NamedTuple):
     ordered: float = NAN  # how often the teacher likes the better of two completions of a prompt more
     leaks: float = NAN  # the share of the teacher's completions that repeat the wording of the hints
     control: str = ""  # its kind; it is compared with the right hint in the same template:
-    better: float = NAN  # `sampled` of the right hint less that of the control
+    better: float = NAN  # `sampled` of the right hint minus the control's
     better_error: float = NAN  # its standard error, over the rows
 
 

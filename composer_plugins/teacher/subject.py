@@ -156,7 +156,9 @@ def chosen_rows(rows: Iterable[Row], number: int, seed: int) -> list[Row]:
     hinted = [row for row in rows if prompt_of(row) and hint_of(row) is not None]
     if not hinted:
         problem = f"no row has a text in the column {HINT}"
-        raise DataError("data", problem, f"write what the teacher knows beside the prompt into {HINT}")
+        raise DataError(
+            "data", problem, f"write what the teacher knows in addition to the prompt into {HINT}"
+        )
     return random.Random(seed).sample(hinted, min(number, len(hinted)))
 
 

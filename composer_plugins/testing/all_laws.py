@@ -15,7 +15,7 @@ class Listed(NamedTuple):
     summary: str
     cause: str  # what usually breaks it
     kinds: tuple[str, ...] = ("policy",)
-    frameworks: tuple[str, ...] = ()  # those of --as for which it is run
+    frameworks: tuple[str, ...] = ()  # the names of --as for which it is run
     finding: str = "failed"  # what it says of a loss that it does not hold
 
 
@@ -36,7 +36,7 @@ OF_ONE_NUMBER = (
 
 
 def sections() -> Iterator[Section]:
-    """Yield the laws of a loss, and those of `--as`."""
+    """Yield the laws of a loss, and the laws of `--as`."""
     laws = (Listed(law.name, law.summary, law.cause, law.kinds, finding=law.finding) for law in LAWS.values())
     yield Section("", OF_A_LOSS, tuple(laws))
     every = tuple(conventions())

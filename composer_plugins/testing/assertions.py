@@ -12,7 +12,7 @@ def tolerance(dtype: torch.dtype, terms: int, magnitude: float) -> float:
 
 
 def largest_number(x: Tensor) -> float:
-    """The largest finite number by magnitude; 0 where there is none."""
+    """The largest finite number by magnitude; 0 without a finite number."""
     finite = x.detach()[x.detach().isfinite()].abs()
     return float(finite.max()) if finite.numel() else 0.0
 
@@ -28,7 +28,7 @@ def assert_parity(
 ) -> None:
     """Assert equality within `tolerance`; NaN equals NaN, and an infinity the same infinity.
 
-    `dtype` is that of the coarser side, `terms` the length of the longest sum behind one number, and
+    `dtype` is the coarser side's, `terms` the length of the longest sum behind one number, and
     `magnitude` the largest term of it: by default the largest finite number of `theirs`.
     """
     __tracebackhide__ = True

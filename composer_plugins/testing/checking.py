@@ -17,7 +17,7 @@ from composer_plugins.testing.laws import LAWS, Law, NotApplicable, laws_for
 from composer_plugins.testing.report import FINDINGS, Finding, Outcome, Report
 from composer_plugins.testing.settings import Setting, settings
 
-MOST = 300  # characters of an exception: those of torch.compile have paragraphs of advice
+MOST = 300  # characters of an exception: torch.compile's have paragraphs of advice
 SHOWN = 3  # settings of a broken law that a report shows
 
 
@@ -75,7 +75,7 @@ def _pytest_check(law: Law, row: Loss) -> None:
 
 
 def find_row(loss: Named, kind: str | None = None, options: Mapping[str, Any] | None = None) -> Loss:
-    """The row of a loss, by name, import path, file or function; ConfigError if there is none.
+    """The row of a loss, by name, import path, file or function; ConfigError if no loss is found.
 
     `options` are parameters of a function, in place of its defaults.
     """
@@ -137,7 +137,7 @@ def with_options(
 
 
 def laws_of(row: Loss, only: Iterable[str] = ()) -> list[Law]:
-    """The laws of the kind of a row, or those of them that are named; ConfigError if there is none."""
+    """The laws of the kind of a row, or the named ones among them; ConfigError if no law fits."""
     only = (only,) if isinstance(only, str) else tuple(only)
     require_known(only, LAWS)
     chosen = [law for law in laws_for(row.kind).values() if not only or law.name in only]

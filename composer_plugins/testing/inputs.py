@@ -14,7 +14,9 @@ Batch = dict[str, Any]
 GENERATOR, UNIFORM, NUM_GROUPS = "generator", "uniform", "num_groups"
 TOP_K_SIZE = 3
 JUNK = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e4], dtype=torch.float64)
-FINITE = torch.tensor([-40.0, -0.5, 0.0, 7.0], dtype=torch.float64)  # as those of a prompt, a tool, padding
+FINITE = torch.tensor(
+    [-40.0, -0.5, 0.0, 7.0], dtype=torch.float64
+)  # as at a prompt, a tool's answer, padding
 
 
 # What the batches of a subject are drawn with; the last one has responses of up to 11 tokens.
@@ -42,7 +44,7 @@ def draw(
     """Draw the inputs of these names; KeyError where nothing here can draw one.
 
     `unmasked` is the share of unmasked tokens or rows; below 1 the second row is masked out. `spread` is how
-    far the log-probabilities of other policies lie from those of the policy.
+    far the log-probabilities of other policies lie from the policy's.
     """
     g = torch.Generator().manual_seed(seed)
 

@@ -27,8 +27,8 @@ Check = Callable[[Any], None]  # of a subject; raises BrokenLaw, or NotApplicabl
 class BrokenLaw(AssertionError):
     """The loss does not have the property; the message has the numbers.
 
-    `cause` replaces the usual one, and `finding` that of the law. With `usable` the other laws can be tried,
-    although this one is the first.
+    `cause` replaces the usual cause, and `finding` the law's finding. With `usable` the other laws can be
+    tried, although this one is the first.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Law(NamedTuple):
     check: Check
     thorough: bool = True  # whether it is checked in every setting: with each parameter changed, too
     excuse: Excuse = lambda loss: ""
-    frameworks: tuple[str, ...] = ()  # of a function: those of --as for which it is run; () is all
+    frameworks: tuple[str, ...] = ()  # of a function: the names of --as for which it is run; () is all
     first: bool = False  # whether it is the one to run first, because the others rely on it
     finding: Finding = "failed"  # what it says of a loss that it does not hold
     causes: Mapping[str, str] = {}  # by kind, where another thing usually breaks it

@@ -72,7 +72,7 @@ def add_replayed_rows(
     where = {"partition_id": batch.partition_id}
     template = transfer_queue.kv_batch_get(keys=[batch.keys[0]], **where)[0]
     if upstream.ROUTES in template:
-        problem = "a replayed row has no routes, and rollout routing replay needs those of every row"
+        problem = "a replayed row has no routes, and rollout routing replay needs the routes of every row"
         raise ConfigError("algorithm.composer.replay_weight", problem, "set it to 0")
     layout = batch_layout(trainer)
     minis = len(batch) // layout.mini

@@ -34,7 +34,7 @@ class Run(NamedTuple):
     tree: Mapping[str, Any]
 
     def at(self, path: str) -> Any:
-        """Return the entry at a dotted path; None where there is none."""
+        """Return the entry at a dotted path, or None."""
         return at(self.tree, path)
 
     @property
@@ -63,7 +63,7 @@ class Run(NamedTuple):
 
     @property
     def keeps_rollout(self) -> bool:
-        """Whether the batch has the rollout engine's log-probabilities beside the trainer's."""
+        """Whether the batch has the rollout engine's log-probabilities and the trainer's."""
         return bool(self.at(Key.ROLLOUT_LOGPROBS)) and not self.at(Key.BYPASS)
 
     @property
@@ -73,7 +73,7 @@ class Run(NamedTuple):
         return next((weight for switch, weight in kls if self.at(switch) and self.at(weight)), "")
 
     def node(self, path: str) -> dict[str, Any]:
-        """Return a table of options; {} where there is none."""
+        """Return a table of options, or {}."""
         found = self.at(path)
         return {str(key): value for key, value in found.items()} if isinstance(found, Mapping) else {}
 
@@ -97,7 +97,7 @@ def findings(run: Run, known: Mapping[str, Collection[str]]) -> list[Finding]:
 def diagnosed(config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the doctor's facts: the names in verl's registries, findings, why composer_sync fails to load.
 
-    composer_sync is loaded only where the config names it, or where there is no config.
+    composer_sync is loaded only if the config names it, or without a config.
     """
     known = upstream.registries()
     found = list[Finding]() if config is None else findings(Run(config), known)
@@ -162,7 +162,7 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
 
 
 def _unknown_names(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Finding]:
-    """Yield the names of ours that verl does not know; verl notices them only after the first rollout."""
+    """Yield our names that verl does not know; verl notices them only after the first rollout."""
     for key, noun, name, kind in (
         (Key.ESTIMATOR, "advantage estimator", run.estimator, "estimators"),
         (Key.LOSS_MODE, "policy loss", run.loss, "losses"),

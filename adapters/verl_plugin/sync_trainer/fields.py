@@ -17,7 +17,7 @@ REPLAY = "composer_replay_coefficients"  # d loss / d log pi of each token of a 
 PER_TOKEN = (TEACHER, HINT_MASK, REPLAY)
 
 # Per response token, and no tokens in a row that was not scored: the teacher's k largest log-probabilities
-# and that of all other entries together, [tokens, k + 1], and the ids of the k, [tokens, k].
+# and the log-probability of all other entries together, [tokens, k + 1], and the k ids, [tokens, k].
 TOP_LOGPROBS = "composer_teacher_topk_logprobs"
 TOP_IDS = "composer_teacher_topk_ids"
 # 6 bytes per entry. Half precision changes a gradient by less than the model's own bfloat16 logits do.
@@ -40,8 +40,8 @@ def rows_of(field: Any) -> list[Tensor]:
 def response_positions(data: Any, logits: Tensor) -> list[Tensor]:
     """Return for each row the positions of the packed logits that predict its response's tokens.
 
-    They go from the prompt's last token to the response's last but one. Raises ConfigError for logits that
-    are not those of all tokens, as in an engine that cuts a sequence into parts for several ranks.
+    They go from the prompt's last token to the response's last but one. Raises ConfigError for logits
+    that do not cover all tokens, as in an engine that cuts a sequence into parts for several ranks.
     """
     ends = torch.tensor([len(row) for row in rows_of(data["input_ids"])]).cumsum(0)
     if (shown := logits.shape[1]) != (tokens := int(ends[-1])):

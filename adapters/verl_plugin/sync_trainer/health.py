@@ -14,7 +14,7 @@ NAMES = {
     "rollout_log_probs": "rollout_logprobs",
     "ref_log_prob": "ref_logprobs",
     "advantages": "advantages",
-    "entropy": "entropies",  # there is none in bypass mode, where the old policy is the rollout engine's
+    "entropy": "entropies",  # missing in bypass mode, where the old policy is the rollout engine's
 }
 
 

@@ -29,8 +29,8 @@ def linearise(
 ) -> tuple[PairLoss, list[Tensor]]:
     """Return the weighted loss of each pair, and the coefficients of each completion's tokens.
 
-    They are those of the mean over pairs, in float64, in the order of `logprobs`. A side of which the loss
-    needs nothing is absent from `logprobs`; `ref_logprobs` are empty for a loss without a reference.
+    The coefficients belong to the mean over pairs, in float64, in the order of `logprobs`. A side that the
+    loss does not need is absent from `logprobs`; `ref_logprobs` are empty for a loss without a reference.
     """
     leaves = {side: [row.detach().double().requires_grad_() for row in logprobs[side]] for side in logprobs}
     given = {side: _scores(rows, average=choice.average) for side, rows in leaves.items()}

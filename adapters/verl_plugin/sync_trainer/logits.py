@@ -12,7 +12,7 @@ TILE = 2**24  # elements of some whole rows: 64 MiB in float32
 
 
 def top_k(logits: Tensor, positions: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest log-probabilities at each position and that of all other entries, and the k ids.
+    """Return the k largest log-probabilities at each position, all other entries' together, and the k ids.
 
     They are [positions, k + 1], in float32, and [positions, k]. Without gradient.
     """
@@ -32,8 +32,8 @@ def log_odds(logits: Tensor, positions: Tensor, sampled: Tensor, ids: Tensor) ->
     """Return log S_v - log S_y = z_v - z_y of the entries v in `ids` [n, k] and of the sampled token y [n].
 
     Autograd would give this a gradient of zeros as large as the logits. Instead a hook adds the gradient of
-    these entries to that of verl's log-probabilities, in place, so they must be a part of the loss too. The
-    backward does not read the logits, because flash-attn's cross-entropy has overwritten them by then.
+    these entries to the gradient of verl's log-probabilities, in place, so they must be a part of the loss
+    too. The backward does not read the logits, because flash-attn's cross-entropy has overwritten them.
     """
     whole, shape, found = whole_logits(logits), logits.shape[1:], list[Tensor]()
     index = positions.unsqueeze(-1), torch.cat([sampled.unsqueeze(-1), ids], -1)
@@ -43,7 +43,7 @@ def log_odds(logits: Tensor, positions: Tensor, sampled: Tensor, ids: Tensor) ->
     def add(gradient: Tensor) -> Tensor:  # without a reference to the logits, which it would keep alive
         gradient = gradient.contiguous()
         for slopes in found:
-            # The sum at y is that of the others: 1 - p_y may be smaller than the rounding of p_y.
+            # The sum at y is over the others: 1 - p_y may be smaller than the rounding of p_y.
             slopes = slopes.masked_fill(ids == index[1][:, :1], 0.0)
             slopes = torch.cat([-slopes.sum(-1, keepdim=True), slopes], -1)
             gradient.view(shape).index_put_(index, slopes.to(gradient.dtype), accumulate=True)

@@ -129,7 +129,7 @@ class ComposerLoss:
         """Return the divergence of each token with a hint, of which these are the log-probabilities.
 
         A divergence of two distributions takes the teacher's k entries and a tail as the whole vocabulary. So
-        does one of ours that takes the teacher's ids, which are then 0 to k - 1.
+        does one of our divergences that takes the teacher's ids, which are then 0 to k - 1.
         """
         if logprobs.dtype in (torch.bfloat16, torch.float16):
             problem = f"verl's log-probabilities are {logprobs.dtype} here, and distributions need float32"
@@ -150,7 +150,7 @@ class ComposerLoss:
 
     @property
     def reads_any_entry(self) -> bool:
-        """Whether the divergence may read any entry: it takes the teacher's ids, and is not one of ours."""
+        """Whether the divergence may read any entry: it takes the teacher's ids, and is a user's own."""
         hint = self.channels.hint
         assert hint is not None
         return "teacher_topk_ids" in hint.loss.needs and not hint.loss.path.startswith(KERNELS)

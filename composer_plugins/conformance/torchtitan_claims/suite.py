@@ -18,7 +18,7 @@ UNKNOWN = "this version of composer-plugins does not know it"
 VALUES = {"clip_eps": [0.05, 0.5], "ratio_clip_low": [0.05, 0.9], "ratio_clip_high": [0.05, 0.28, 3.0]}
 OF_CLASS = {"GRPOLoss": ("clip_eps",), "DAPOLoss": ("ratio_clip_low", "ratio_clip_high")}
 VOCABULARY = 7
-MAX_LOG_RATIO = 10.0  # of its losses: `_MAX_LOG_RATIO`, which is no option
+MAX_LOG_RATIO = 10.0  # of its losses: `_MAX_LOG_RATIO`, which is not an option
 FLOAT32 = torch.float32
 
 

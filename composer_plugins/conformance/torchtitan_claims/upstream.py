@@ -41,7 +41,7 @@ def classes() -> set[str]:
 
 
 def our_params(row: str, options: dict[str, float]) -> dict[str, Any]:
-    """torchtitan's options as parameters of ours, by the table that users run."""
+    """torchtitan's options as parameters of our losses, by the table that users run."""
     return TORCHTITAN.parameters(find_one(row, "policy").loss, options)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from composer_plugins.frameworks.trl import LOSS_OPTIONS
 from composer_plugins.testing.draws import Draw
 
-# The values that a mixture of options draws from: those that set a parameter of ours, and the others.
+# The values that a mixture of options draws from: values that set a parameter of our loss, and the others.
 PARAMETERS: dict[str, tuple[Any, ...]] = {
     "epsilon_low": (0.01, 0.1, 0.7),  # the trainer splits the config's epsilon in two
     "epsilon_high": (0.02, 0.2, 1.3, 5.0),
@@ -50,11 +50,11 @@ class Options(SimpleNamespace):
 
     @property
     def steps(self) -> float:
-        """By how much TRL divides: in evaluation there is no accumulation."""
+        """By how much TRL divides: evaluation does not accumulate."""
         return float(self.current_gradient_accumulation_steps) if self.training else 1.0
 
     def of_its_loss(self) -> dict[str, Any]:
-        """What sets parameters of ours, by the table's names; nothing where TRL is at its defaults."""
+        """What sets parameters of our loss, by the table's names; nothing where TRL is at its defaults."""
         given = {key: getattr(self, key) for key in PARAMETERS}
         is_default = all(value == DEFAULTS[key] for key, value in given.items())
         return {} if is_default else given | {"epsilon": self.epsilon_low}

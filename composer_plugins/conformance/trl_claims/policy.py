@@ -162,7 +162,7 @@ def compare(loss_type: str, level: str, draw: Draw) -> Iterator[Compared]:
 
 
 def opsm(draw: Draw) -> Iterator[Compared]:
-    """TRL's off_policy_mask_threshold beside its clipped loss is a loss of its own here."""
+    """TRL's off_policy_mask_threshold with its clipped loss is a loss of its own here."""
     batch, threshold = draw_batch(draw), draw.choose([0.0, 0.3], "off_policy_mask_threshold")
     o = Options(loss_type="dapo", off_policy_mask_threshold=threshold)
     row = kernel("policy", "opsm@trl", threshold=threshold)

@@ -96,7 +96,7 @@ def dpo(
     pairs: Pairs | None = None,
     discopop_tau: float | None = None,
 ) -> Iterator[Compared]:
-    """A `loss_type`; `theirs` are the options of TRL, beside beta, that it reads. Its metrics too."""
+    """A `loss_type`; `theirs` are the options of TRL, except beta, that it reads. Its metrics too."""
     d = draw_pairs(draw) if pairs is None else pairs
     options: dict[str, Any] = {name: getattr(d, name) for name in theirs}
     keywords: dict[str, Any] = {"beta": d.beta}

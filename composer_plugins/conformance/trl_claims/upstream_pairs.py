@@ -38,7 +38,7 @@ def completions(mask: Tensor) -> dict[str, Tensor]:
 
 
 def pair_trainer(**options: Any) -> SimpleNamespace:
-    """What the `_compute_loss` of a preference trainer reads beside its own options."""
+    """What the `_compute_loss` of a preference trainer reads in addition to its own options."""
     model: Any = torch.nn.Identity()
     model.is_gradient_checkpointing = False
     return SimpleNamespace(

@@ -149,7 +149,7 @@ def claim(row: str, theirs: str, compare: Any, note: str = "") -> Claim:
 
 
 def claims_of(ours: Ours) -> list[Claim]:
-    """The claims about these advantages of ours."""
+    """The claims about these advantages."""
     rounded, off = "verl's is in float32", "norm_adv_by_std_in_grpo off"
     by_option = partial(dr_grpo, "grpo", FLOAT64, ours), partial(dr_grpo, "grpo_vectorized", FLOAT32, ours)
     return [

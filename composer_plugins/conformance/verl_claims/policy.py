@@ -44,7 +44,7 @@ DRAWN: Options = {
     "policy_loss.kl_cov_ratio": [2e-4, 0.1, 0.5],
     "policy_loss.ppo_kl_coef": [0.0, 0.1, 1.0],
 }
-# Of the losses whose bounds are no distances of a ratio from 1.
+# Of the losses whose bounds are not distances of a ratio from 1.
 MOVES: Options = {"clip_ratio_low": [0.01, 0.2, 0.9], "clip_ratio_high": [0.01, 0.15, 1.0]}
 LOGS: Options = {"clip_ratio_low": [0.01, 0.4, 3.0], "clip_ratio_high": [0.01, 0.4, 3.0]}
 BOUNDS = {"dppo_tv": MOVES, "dppo_kl": MOVES, "geo_mean": LOGS}
@@ -90,7 +90,7 @@ def by_name(drawn: Mapping[str, float]) -> dict[str, float]:
 
 
 def our_params(row: str, drawn: Mapping[str, float]) -> dict[str, Any]:
-    """verl's options as parameters of ours."""
+    """verl's options as parameters of our losses."""
     return VERL.parameters(find_one(row, "policy").loss, drawn)
 
 

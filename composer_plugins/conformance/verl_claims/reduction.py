@@ -28,7 +28,7 @@ from composer_plugins.testing.inputs import with_junk
 
 AGGREGATION, KL, CORRECTION = "aggregation modes", "KL estimators", "rollout corrections"
 
-# Of a row's statistic, bounds on either side; those of one side have no kernel here.
+# Of a row's statistic, bounds on either side; bounds on one side alone have no kernel here.
 REJECTIONS = {"token_k1": "token", "seq_sum_k1": "sequence", "seq_mean_k1": "geometric"}
 BOUNDS = [None, (2.0,), (1.1,), (10.0,), (0.5, 5.0), (0.9, 1.1), (0.01, 2.0)]
 
@@ -57,7 +57,7 @@ def estimator(name: str, draw: Draw) -> Iterator[Compared]:
 
 
 def kl_compared(name: str, theirs: Tensor, x: Tensor, others: Tensor, mask: Tensor) -> Iterator[Compared]:
-    """Our row of verl's estimator beside verl's estimates of the log-probabilities `x` and the others'."""
+    """Our row of verl's estimator, with verl's estimates of the log-probabilities `x` and the others'."""
     (want,) = torch.autograd.grad(theirs.sum(), x)
     junk = with_junk(x.detach(), mask).requires_grad_()
     ours = kernel("kl", VERL.row_of(**{CHOOSES["kl"]: name}) or "")(junk, with_junk(others, mask), mask)

@@ -201,7 +201,7 @@ COUNTS = "verl divides counts in float32"
 
 
 def whitened_claims(ours: Ours) -> list[Claim]:
-    """The claims about these advantages of ours."""
+    """The claims about these advantages."""
     compared = {
         "reinforce_plus_plus": reinforce_pp,
         "reinforce_plus_plus_baseline": reinforce_pp_baseline,

@@ -64,7 +64,7 @@ torchtitan = partial(
 
 
 def openrlhf(note: str) -> Dialect:
-    """An advantage_estimator of OpenRLHF without parameters of ours."""
+    """An advantage_estimator of OpenRLHF that sets none of our parameters."""
     return Dialect(
         upstream="openrlhf",
         source="OpenRLHF 0.11.2 openrlhf/trainer/ppo_utils/experience_maker.py",

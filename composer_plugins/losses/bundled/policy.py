@@ -1,4 +1,4 @@
-"""Policy losses. Defaults are those of the kernels."""
+"""Policy losses. The kernels have the defaults."""
 
 import math
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ ROLLOUT = ("logprobs", "rollout_logprobs", "advantages", "mask")
 
 RATIO_CAP = Parameter("the ratio is capped here in the unclipped branch", low=1)
 # A weight of at most 1 + clip_high, below 1: the ratio of a token that is on-policy is 1. TRL's documentation
-# has a cap of 5.0, from ScaleRL, arXiv 2510.13786. Its default, 0.2, is that of PPO's clip.
+# has a cap of 5.0, from ScaleRL, arXiv 2510.13786. Its default, 0.2, is the default of PPO's clip.
 BELOW_ONE = Unlikely(
     -math.inf,
     0,
@@ -623,7 +623,7 @@ LOSSES = (
         mode="token-mean",
         dialects=(
             roll(
-                "pg_variant kimi15, which squares the log ratio of each token and not that of the "
+                "pg_variant kimi15, which squares the log ratio of each token and not of the "
                 "response (kimi_k15); kimi15_tau is beta",
                 {"beta": 0.1},
                 proof=RECORDED,

@@ -364,7 +364,7 @@ LOSSES = (
         summary="policy gradient on a teacher's log-ratio of sampled tokens",
         paper="thinkingmachines.ai/blog/on-policy-distillation",
         optional=("advantages",),
-        parameters={"kl_coef": Parameter("weight of the teacher beside the task", low=0)},
+        parameters={"kl_coef": Parameter("weight of the teacher relative to the task", low=0)},
         mode="token-sum",
         dialects=(
             Dialect(

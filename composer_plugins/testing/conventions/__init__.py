@@ -1,6 +1,6 @@
 """`check_as`: the laws on a loss function that is written in a framework's own calling convention.
 
-A framework's convention is in its adapter (`Convention`), or in this package where there is no adapter.
+A framework's convention is in its adapter (`Convention`), or in this package if it has no adapter.
 Most conventions reduce inside the function: then it is a `OneNumber`. A law of policy losses that is not run
 on one is reported as not applicable, with the reason.
 """
@@ -93,18 +93,16 @@ def check_as(
     options: Mapping[str, Any] = NOTHING,
     tell: Callable[[str], None] = untold,
 ) -> Report:
-    """Run the laws on a function of a framework's convention, or `only` those of these names.
+    """Run the laws on a function of a framework's convention, or `only` the laws with these names.
 
     `named` is an import path, a function, or a name in the framework's registry ("vanilla" of verl).
-    `version` is that of the framework, and `options` are parameters of the function's own, or options that it
+    `version` is the framework's, and `options` are parameters of the function's own, or options that it
     reads in the framework's config. Raises ConfigError for a function or a convention that cannot be found.
     """
     convention = framework if isinstance(framework, Convention) else find_convention(framework)
     function = find_function(named, convention)
     if first_parameter(function) == "logprobs" and convention.framework not in ("torch", "trl"):
-        problem = (
-            f"its first parameter is logprobs, as that of a kernel here, and {convention.framework} calls "
-        )
+        problem = f"its first parameter is logprobs, like a kernel's here, and {convention.framework} calls "
         raise ConfigError("--as", problem + convention.signature, "leave out --as, or adapt the function")
     name = named if isinstance(named, str) else getattr(function, "__qualname__", repr(function))
     if convention.of_version is not None:

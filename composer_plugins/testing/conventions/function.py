@@ -188,7 +188,7 @@ class OneNumber(Setting):
         return micro_batches_and_ranks(rows, rows, self.convention.equal_parts)
 
     def problems(self, batch: Batch) -> tuple[str, ...]:
-        """What is wrong with the result, beside a loss that can be gone on with."""
+        """What is wrong with the result, although the loss itself can be used."""
         return self.called(copies(batch)).problems
 
     @cached_property
@@ -203,7 +203,7 @@ class OneNumber(Setting):
         return any(bool(one.raised.any() or one.negated.any()) for one in super().both_signs())
 
     def both_signs(self) -> Iterator[Signs]:
-        """Yield what descent raises; without advantages, beside a reference that is not equal."""
+        """Yield what descent raises; without advantages, with a reference that is not equal."""
         if self.uses_advantages or "advantages" not in self.inputs:
             yield from super().both_signs()
             return
@@ -234,7 +234,7 @@ class OneNumber(Setting):
 
 
 def copies(batch: Batch) -> Batch:
-    """Copies of the tensors, which are no leaves of autograd, as a framework's are not."""
+    """Copies of the tensors, which are not leaves of autograd, like a framework's."""
     return {name: x.expand(batch["mask"].shape).clone() for name, x in batch.items()}
 
 

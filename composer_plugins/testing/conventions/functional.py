@@ -32,7 +32,7 @@ ALIASES = {
 REDUCTION = "reduction"
 VALUES = (bool, int, float, str)  # defaults of a function's own parameters
 
-# The law that this convention has beside those of one number or of a loss per token.
+# The law that this convention has in addition to the laws of one number or of a loss per token.
 REDUCTIONS = (
     "reductions_are_those_of_the_unmasked_tokens",
     'With reduction="sum" or "mean" the function gives the sum or the mean of the unmasked tokens.',
@@ -51,7 +51,7 @@ def signature_of(function: Function) -> inspect.Signature:
 
 
 def parameters_of(function: Function) -> dict[str, str]:
-    """Our names of a function's inputs, with the function's; ConfigError for a parameter that is no input."""
+    """Our names of a function's inputs, with the function's; ConfigError for another parameter."""
     ours = {theirs: name for name, aliases in ALIASES.items() for theirs in aliases}
     found = {}
     for name, parameter in signature_of(function).parameters.items():
@@ -61,7 +61,9 @@ def parameters_of(function: Function) -> dict[str, str]:
             parameter.VAR_KEYWORD,
             parameter.VAR_POSITIONAL,
         ):
-            problem = f"the function takes {name!r}, which is no input of this convention and has no default"
+            problem = (
+                f"the function takes {name!r}, which is not an input of this convention and has no default"
+            )
             raise ConfigError("check", problem, f"take inputs among {', '.join(ours)}")
         elif name != REDUCTION and parameter.default is None and _may_be_a_tensor(parameter):
             remedy = f"take inputs among {', '.join(ours)}, or give a parameter of your own a value"
@@ -80,7 +82,7 @@ def _may_be_a_tensor(parameter: inspect.Parameter) -> bool:
 
 
 def own_parameters(function: Function) -> dict[str, Any]:
-    """The function's parameters that are no input, with their defaults: numbers, booleans and strings.
+    """The function's parameters that are not inputs, with their defaults: numbers, booleans and strings.
 
     A default of None is one where the annotation is a number.
     """

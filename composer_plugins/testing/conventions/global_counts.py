@@ -76,7 +76,7 @@ NEMO_RL = Convention(
 )
 
 
-# slime. A vocabulary of two entries has the log-probabilities that are given: those of entry 0 at every
+# slime. A vocabulary of two entries has the log-probabilities that are given, which are entry 0's at every
 # token.
 
 

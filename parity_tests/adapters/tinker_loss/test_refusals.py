@@ -134,7 +134,7 @@ DATA: list[tuple[dict[str, Any], Change, str]] = [
     ({}, removed("old_logprobs", 3), at(3, "old_logprobs") + "it is absent, and the datum has target_tokens"),
     (HINT, removed("teacher_logprobs", 3), "call add_teacher_logprobs"),
     ({}, replaced(1, mask=torch.tensor([0.0, 0.5, 1])), at(1, "mask") + "it holds 0.5, and a mask holds 0"),
-    ({}, replaced(1, mask=torch.ones(4)), at(1, "mask") + "its shape is [4], and that of target_tokens [3]"),
+    ({}, replaced(1, mask=torch.ones(4)), at(1, "mask") + "its shape is [4], and target_tokens has [3]"),
     ({}, replaced(1, advantages=torch.ones(1)), at(1, "advantages") + "its shape is [1], and the datum has"),
     ({}, replaced(0, advantages=torch.full((5,), torch.nan)), at(0, "advantages") + "it holds nan at an unm"),
     ({}, replaced(1, old_logprobs=torch.ones(3)), at(1, "old_logprobs") + "it holds 1 at an unmasked token"),

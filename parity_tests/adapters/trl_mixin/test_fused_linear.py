@@ -257,7 +257,9 @@ KINDS = {
     "twice": Twice,
 }
 REASONS = {
-    **dict.fromkeys(("shifted", "scaled", "capped", "masked"), "its logits are not those of its output head"),
+    **dict.fromkeys(
+        ("shifted", "scaled", "capped", "masked"), "its logits are not the output of its output head"
+    ),
     "twice": "its forward pass cannot do without the logits .model: .* calls the output head 2 times",
     "reshaped": "its forward pass cannot do without the logits .shape",
     "head": "its output head is a .*test_fused_linear.Head, not a torch.nn.Linear",
