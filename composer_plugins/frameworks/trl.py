@@ -160,10 +160,6 @@ UNAVAILABLE = {
     "hint_estimator": ("sampled_token has it as a parameter", "set hint_params={'estimator': 'k2'}"),
     "hint_top_k": ("TRL compares whole distributions", "remove it, or set hint_params={'top_k': 100}"),
     "hint_t_start": ("TAID's t is constant here", "set hint_params={'t': 0.5}"),
-    "use_successful_as_teacher": (
-        "hint_source='successful_rollout' stands for True, and 'column' for False",
-        "set hint_source",
-    ),
 }
 
 TRL = Framework(
