@@ -96,7 +96,7 @@ class ComposerLossMixin(_Trainer):
         self.add_callback(self._weights)
         self._health = TrlHealth(self, config, [one for one in (self._policy, *self._data_channels) if one])
         self.add_callback(self._health)
-        self.composer_warned = list[str]()  # the reward models of whose rewards a warning has been given
+        self.composer_warned = set[str]()  # for `warn_once`
         named = zip(self.reward_funcs, self.reward_func_names, strict=True)
         self.reward_funcs: list[Any] = [checked(one, name, config.on_bad_reward) for one, name in named]
         if self._policy is not None:  # TRL's KL gets the denominator of our policy loss
