@@ -32,8 +32,6 @@ OTHER_LOSSES = ("cispo", "sapo", "vespo")  # losses of their own, and no denomin
 MODES = {name: mode for name, (_, _, mode) in LOSS_TYPES.items() if name not in OTHER_LOSSES}
 OF_MODES = {mode: name for name, mode in MODES.items()}  # "token-sum" has none, and no KL
 SEQUENCE_LEVEL = ("gspo", "luspo")  # TRL's importance_sampling_level="sequence"
-# The values of vllm_importance_sampling_mode with one weight per token, which VESPO's weight is made of.
-TOKEN_WEIGHTS = ("token_truncate", "token_mask")
 MODES_IN_WORDS = {
     "seq-mean-token-mean": "the mean over completions of the mean over their tokens",
     "bnpo": "the mean over the tokens of one micro-batch",
