@@ -11,6 +11,7 @@ from trl import GRPOTrainer
 from composer_plugins import columns
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.channels import HintChannel, ReplayChannel
+from composer_plugins.adapters.trl_mixin.metrics import warn_once
 from composer_plugins.columns import pairs_of
 from composer_plugins.errors import ComposerWarning, ConfigError, DataError
 from composer_plugins.frameworks.trl import OWN_POLICY, TESTED
@@ -161,19 +162,12 @@ def check_ratio(hint: Choice) -> None:
         raise ConfigError("hint_params.ratio_cap", problem, "set it to None")
 
 
-def warn_of_reset(rows: Sequence[columns.Row], prompts: Sequence[Any]) -> bool:
-    """Warn that an environment's `reset` adds to the prompt of a row with pairs; whether there was one."""
-    added = [
-        row for row, prompt in zip(rows, prompts, strict=True) if row["prompt"] != prompt and pairs_of(row)
-    ]
-    if added:
-        warnings.warn(
-            "environment_factory: reset() adds to the prompt of a row, and its pairs are completions of the "
-            "row's prompt without that; write what they need to know into the prompt",
-            ComposerWarning,
-            stacklevel=3,
-        )
-    return bool(added)
+def warn_of_reset(trainer: Any, rows: Sequence[columns.Row], prompts: Sequence[Any]) -> None:
+    """Warn once if an environment's `reset` adds to the prompt of a row with pairs."""
+    if any(row["prompt"] != prompt and pairs_of(row) for row, prompt in zip(rows, prompts, strict=True)):
+        message = "environment_factory: reset() adds to the prompt of a row, and its pairs are completions "
+        message += "of the row's prompt without that; write what they need to know into the prompt"
+        warn_once(trainer.composer_warned, message)
 
 
 def check_datasets(trainer: GRPOTrainer, channels: Sequence[DataChannel]) -> None:
