@@ -11,6 +11,7 @@ from trl import GRPOTrainer
 from composer_plugins import columns
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.channels import HintChannel, ReplayChannel
+from composer_plugins.adapters.trl_mixin.metrics import warn_once
 from composer_plugins.columns import pairs_of
 from composer_plugins.errors import ComposerWarning, ConfigError, DataError
 from composer_plugins.frameworks.trl import OWN_POLICY, TESTED
@@ -78,37 +79,29 @@ def check_rollouts(trainer: GRPOTrainer, rows: int, output: dict[str, Any]) -> N
 def check_adapter(arguments: dict[str, Any]) -> None:
     """Raise ConfigError for a PEFT model that does not give access to the initial policy."""
     model, config = arguments.get("model"), arguments.get("peft_config")
-    if config is not None:
-        _check_start("peft_config", config)
-    adapters = getattr(model, "peft_config", {}).values()
-    for adapter in adapters:
-        _check_tokens("model", adapter)
-    if adapters and not _is_new(model):
+    if config is not None and (reason := _changes_start(config)):
+        remedy = "use an adapter that changes nothing before it is trained and trains no bias of the model, "
+        remedy += "LoraConfig with init_lora_weights=True or 'gaussian' and bias='none' for example"
+        raise ConfigError("peft_config", f"with {reason}, {NOT_INITIAL}", remedy)
+    if getattr(model, "peft_config", None) and not _is_new(model):
         remedy = "pass the base model and a peft_config, or call merge_and_unload() first"
         raise ConfigError("model", f"it has a trained adapter, so {NOT_INITIAL}", remedy)
 
 
-def _check_start(key: str, adapter: Any) -> None:
-    """Raise ConfigError for the config of an adapter that changes the model before it has been trained."""
-    _check_tokens(key, adapter)
-    init, bias = getattr(adapter, "init_lora_weights", True), getattr(adapter, "bias", "none")
-    if init not in (True, "gaussian") or bias != "none":
-        problem = f"with init_lora_weights={init!r} and bias={bias!r}, {NOT_INITIAL}"
-        raise ConfigError(key, problem, "set init_lora_weights=True or 'gaussian', and bias='none'")
-    for name, value in vars(adapter).items():  # init_weights, and init_ia3_weights of IA3Config
-        if name.startswith("init_") and name.endswith("weights") and value is False:
-            problem = f"with {name}=False, {NOT_INITIAL}"
-            raise ConfigError(
-                key, problem, f"set {name}=True, with which the adapter changes nothing at first"
-            )
-
-
-def _check_tokens(key: str, adapter: Any) -> None:
-    """Raise ConfigError for the config of a learned prompt or prefix."""
+def _changes_start(adapter: Any) -> str:
+    """What in an adapter's config changes the model at the start, or trains its biases; "" for nothing."""
     if getattr(adapter, "is_prompt_learning", False):
-        problem = f"{type(adapter).__name__} adds learned tokens, which change the model from the start, so "
-        remedy = "use an adapter that changes nothing before it is trained, LoraConfig for example"
-        raise ConfigError(key, problem + NOT_INITIAL, remedy)
+        return f"the learned tokens of {type(adapter).__name__}"
+
+    def changes(name: str, value: Any) -> bool:
+        if name == "bias":
+            return bool(value != "none")
+        if name == "init_lora_weights":
+            return value not in (True, "gaussian")
+        is_init = name.startswith("init_") and name.endswith("weights")  # init_ia3_weights of IA3Config
+        return is_init and value is False
+
+    return ", ".join(f"{name}={value!r}" for name, value in vars(adapter).items() if changes(name, value))
 
 
 def _is_new(model: Any) -> bool:
@@ -169,19 +162,12 @@ def check_ratio(hint: Choice) -> None:
         raise ConfigError("hint_params.ratio_cap", problem, "set it to None")
 
 
-def warn_of_reset(rows: Sequence[columns.Row], prompts: Sequence[Any]) -> bool:
-    """Warn that an environment's `reset` adds to the prompt of a row with pairs; whether there was one."""
-    added = [
-        row for row, prompt in zip(rows, prompts, strict=True) if row["prompt"] != prompt and pairs_of(row)
-    ]
-    if added:
-        warnings.warn(
-            "environment_factory: reset() adds to the prompt of a row, and its pairs are completions of the "
-            "row's prompt without that; write what they need to know into the prompt",
-            ComposerWarning,
-            stacklevel=3,
-        )
-    return bool(added)
+def warn_of_reset(trainer: Any, rows: Sequence[columns.Row], prompts: Sequence[Any]) -> None:
+    """Warn once if an environment's `reset` adds to the prompt of a row with pairs."""
+    if any(row["prompt"] != prompt and pairs_of(row) for row, prompt in zip(rows, prompts, strict=True)):
+        message = "environment_factory: reset() adds to the prompt of a row, and its pairs are completions "
+        message += "of the row's prompt without that; write what they need to know into the prompt"
+        warn_once(trainer.composer_warned, message)
 
 
 def check_datasets(trainer: GRPOTrainer, channels: Sequence[DataChannel]) -> None:

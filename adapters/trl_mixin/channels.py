@@ -1,6 +1,5 @@
 """The three channels of the composer loss: each makes its tensors and its loss, and logs its metrics."""
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
@@ -12,7 +11,7 @@ from trl import GRPOTrainer
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.forward import completion, longest_input
 from composer_plugins.adapters.trl_mixin.hints import HintSource, environment_rows
-from composer_plugins.adapters.trl_mixin.metrics import Logged
+from composer_plugins.adapters.trl_mixin.metrics import Logged, warn_once
 from composer_plugins.adapters.trl_mixin.predictions import HeadInputs, Predictions
 from composer_plugins.adapters.trl_mixin.teachers import Teacher
 from composer_plugins.columns import (
@@ -26,7 +25,7 @@ from composer_plugins.columns import (
     prompt_of,
     special_tokens,
 )
-from composer_plugins.errors import ComposerWarning, DataError
+from composer_plugins.errors import DataError
 from composer_plugins.frameworks.contract import NOTHING
 from composer_plugins.frameworks.trl import MODES_IN_WORDS
 from composer_plugins.kernels.aggregation import Mode, aggregate
@@ -156,7 +155,6 @@ class HintChannel(Channel):
     needs_own_student: bool = field(default=False, init=False)
     # Whether the environments of the rollouts have the hints, or the feedback.
     from_environment: bool = field(default=False, init=False)
-    _has_warned: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.columns = self.source.columns
@@ -189,7 +187,7 @@ class HintChannel(Channel):
         if upstream.has_environments(trainer):
             rows = environment_rows(trainer, rows, prompts, batch, hints=self.from_environment)
         teacher, has_hint = self.source.teacher_prompts(trainer, rows, batch, rewards)
-        self._leave_out_same(teacher, has_hint, batch)
+        _leave_out_same(trainer, teacher, has_hint, batch)
         ids, attention = upstream.pad_left(trainer, teacher)
         mask = upstream.loss_mask(batch, check=not self._checked)
         mask = mask & torch.tensor(has_hint, device=ids.device).unsqueeze(1)
@@ -197,21 +195,6 @@ class HintChannel(Channel):
             if row.get("hint_mask") is not None:
                 mask[i] &= _marked_tokens(row["hint_mask"], batch["completion_mask"][i])
         return {"hint_prompt_ids": ids, "hint_prompt_mask": attention, "hint_mask": mask}
-
-    def _leave_out_same(self, teacher: list[list[int]], has_hint: list[bool], batch: dict[str, Any]) -> None:
-        """Take the hint from each row whose teacher would see the policy's tokens, and warn of the first."""
-        prompts = zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)
-        same = [ids == own[mask.bool()].tolist() for ids, (own, mask) in zip(teacher, prompts, strict=True)]
-        left_out = [i for i, hinted in enumerate(has_hint) if hinted and same[i]]
-        for i in left_out:
-            has_hint[i] = False
-        if left_out and not self._has_warned:
-            self._has_warned = True
-            problem, remedy = DOUBTS["same"]
-            message = (
-                f"hint_weight: in {len(left_out)} of {len(same)} rows of a batch {problem}, so they count "
-            )
-            warnings.warn(f"{message}as rows without a hint; {remedy}", ComposerWarning, stacklevel=2)
 
     def loss(self, trainer: GRPOTrainer, model: Any, inputs: dict[str, Any], logprobs: Tensor) -> Tensor:
         """The mean over all rows of the mean over `hint_mask` tokens; a row without a hint counts as 0.
@@ -442,6 +425,21 @@ def _marked_tokens(marks: Any, completion_mask: Tensor) -> Tensor:
         raise DataError("hint_mask", problem, "return a 0 or a 1 for each token")
     where[:length] = torch.tensor(marks, device=where.device).bool()
     return where
+
+
+def _leave_out_same(
+    trainer: GRPOTrainer, teacher: list[list[int]], has_hint: list[bool], batch: dict[str, Any]
+) -> None:
+    """Take the hint from each row whose teacher would see the policy's tokens, and warn of the first."""
+    prompts = zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)
+    same = [ids == own[mask.bool()].tolist() for ids, (own, mask) in zip(teacher, prompts, strict=True)]
+    left_out = [i for i, hinted in enumerate(has_hint) if hinted and same[i]]
+    for i in left_out:
+        has_hint[i] = False
+    if left_out:
+        problem, remedy = DOUBTS["same"]
+        message = f"hint_weight: in {len(left_out)} of {len(same)} rows of a batch {problem}, so they count "
+        warn_once(trainer.composer_warned, f"{message}as rows without a hint; {remedy}")
 
 
 def _check_prompts(trainer: GRPOTrainer, rows: list[dict[str, Any]], batch: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +13,7 @@ from trl import GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.forward import longest_input
+from composer_plugins.adapters.trl_mixin.metrics import warn_once
 from composer_plugins.columns import HINT, Row, filled_prompt, hint_notes, hint_of, hinted_prompt, prompt_of
 from composer_plugins.config import check_template
 from composer_plugins.errors import ComposerWarning, ConfigError, DataError
@@ -26,7 +27,6 @@ class HintColumn:
 
     template: str
     columns: ClassVar[tuple[str, ...]] = (HINT,)
-    _warned: bool = field(default=False, init=False)
 
     def check_row(self, trainer: GRPOTrainer, row: Row) -> list[str]:
         """Return `hint_notes`; DataError unless prompt, hint and the longest completion fit the model."""
@@ -52,10 +52,9 @@ class HintColumn:
         prompts = [hinted_prompt(row["prompt"], h, self.template) for row, h in zip(rows, hints, strict=True)]
         encoded = upstream.encode_prompts(trainer, prompts)
         has_hint = [hint is not None for hint in hints]
-        if (problem := _leave_out_too_long(trainer, rows, batch, encoded, has_hint)) and not self._warned:
-            self._warned = True
+        if problem := _leave_out_too_long(trainer, rows, batch, encoded, has_hint):
             message = f"{HINT}: with the prompt it has {problem}; shorten the hint"
-            warnings.warn(message, ComposerWarning, stacklevel=2)
+            warn_once(trainer.composer_warned, message)
         return encoded, has_hint
 
 
@@ -98,7 +97,6 @@ class SuccessfulRollouts:
     """The group's first rollout with enough reward, as in TRL's SDPO, and the row's feedback, if it is on."""
 
     options: RolloutOptions
-    _warned: set[str] = field(default_factory=set, init=False)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -112,10 +110,9 @@ class SuccessfulRollouts:
             return notes
         prompt_of(row)  # a DataError without a prompt
         if row.get(HINT) is not None and not self.options.include_environment_feedback:
-            self._warn(
-                f"include_environment_feedback: it is False, so the column {HINT} has no effect; set it to "
-                "True to show the teacher this feedback, or remove the column"
-            )
+            message = f"include_environment_feedback: it is False, so the column {HINT} has no effect; set "
+            message += "it to True to show the teacher this feedback, or remove the column"
+            warn_once(trainer.composer_warned, message)
         return notes
 
     def teacher_prompts(
@@ -142,14 +139,13 @@ class SuccessfulRollouts:
             prompts.append(self._reprompt(row["prompt"], text, feedback) if has_hint[-1] else row["prompt"])
         ids = upstream.encode_prompts(trainer, prompts)
         if (longest := max(map(len, ids))) > options.max_reprompt_len:
-            self._warn(
-                f"max_reprompt_len: a teacher's prompt has {longest} tokens, and only "
-                f"the last {options.max_reprompt_len} are kept, so its beginning is lost; raise it"
-            )
+            message = f"max_reprompt_len: a teacher's prompt has {longest} tokens, and only the last "
+            message += f"{options.max_reprompt_len} are kept, so its beginning is lost; raise it"
+            warn_once(trainer.composer_warned, message)
         ids = [one[-options.max_reprompt_len :] for one in ids]
         if problem := _leave_out_too_long(trainer, rows, batch, ids, has_hint):
             remedy = "shorten the templates or the feedback, or lower max_reprompt_len"
-            self._warn(f"prompt: the teacher's has {problem}; {remedy}")
+            warn_once(trainer.composer_warned, f"prompt: the teacher's has {problem}; {remedy}")
         return ids, has_hint
 
     def _demonstrations(self, trainer: GRPOTrainer, rewards: list[float], group: int) -> list[int | None]:
@@ -185,12 +181,6 @@ class SuccessfulRollouts:
         if feedback is not None:
             said = options.feedback_template.format(feedback_raw=feedback)
         return filled_prompt(prompt, options.reprompt_template, solution=solution, feedback=said)
-
-    def _warn(self, message: str) -> None:
-        """Warn, once per option."""
-        if (option := message.partition(":")[0]) not in self._warned:
-            self._warned.add(option)
-            warnings.warn(message, ComposerWarning, stacklevel=3)
 
 
 HintSource = HintColumn | SuccessfulRollouts

@@ -1,6 +1,7 @@
 """The metrics of the channels, and the check of the loss: one transfer per micro-batch carries both."""
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from trl import GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.finite import not_finite_error
+from composer_plugins.errors import ComposerWarning
 from composer_plugins.kernels.types import Metric
 
 
@@ -21,6 +23,13 @@ class Logged(NamedTuple):
     inputs: Mapping[str, Tensor]  # which a value that is not finite may come from, with a "mask"
     metrics: Mapping[str, Metric]  # of the loss, per token
     how: Mapping[str, Any] = {}  # it was reduced: the loss, its counts and the factor, for a record
+
+
+def warn_once(warned: set[str], message: str) -> None:
+    """Warn, unless a warning with the same key, which is the message up to its colon, is in `warned`."""
+    if (key := message.partition(":")[0]) not in warned:
+        warned.add(key)
+        warnings.warn(message, ComposerWarning, stacklevel=3)
 
 
 def log(

@@ -96,7 +96,7 @@ class ComposerLossMixin(_Trainer):
         self.add_callback(self._weights)
         self._health = TrlHealth(self, config, [one for one in (self._policy, *self._data_channels) if one])
         self.add_callback(self._health)
-        self.composer_warned = list[str]()  # the reward models of whose rewards a warning has been given
+        self.composer_warned = set[str]()  # for `warn_once`
         named = zip(self.reward_funcs, self.reward_func_names, strict=True)
         self.reward_funcs: list[Any] = [checked(one, name, config.on_bad_reward) for one, name in named]
         if self._policy is not None:  # TRL's KL gets the denominator of our policy loss
@@ -115,7 +115,6 @@ class ComposerLossMixin(_Trainer):
             if self._data_channels or not peft:
                 before_training.check_frozen(self)
             self._make_teachers(copied, peft, needs_base, own_reference)
-        self._watches_reset = self._replay is not None and upstream.has_environments(self)
         self._why_logits = why_not_linear(self) if self._data_channels else None
         for channel in self._data_channels:
             channel.fused_linear = self._why_logits is None
@@ -200,8 +199,8 @@ class ComposerLossMixin(_Trainer):
             before_training.check_rollouts(self, len(inputs), output)
         if self._prompts is not None:
             output |= self._health.of_generation(self._all_rewards, output)
-            if self._watches_reset and before_training.warn_of_reset(inputs, self._prompts):
-                self._watches_reset = False  # one warning is enough
+            if self._replay is not None and upstream.has_environments(self):
+                before_training.warn_of_reset(self, inputs, self._prompts)
         if self._hint is not None:
             output |= self._hint.tensors(self, inputs, self._prompts, output, self._rewards)
         if self._replay is not None:

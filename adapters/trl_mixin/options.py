@@ -21,7 +21,7 @@ from composer_plugins.adapters.trl_mixin.hints import (
 )
 from composer_plugins.config import ComposerConfig, complaints
 from composer_plugins.errors import ConfigError, Finding, Findings, enforce, error_of, unknown
-from composer_plugins.frameworks.trl import MODES, MODES_IN_WORDS, TOKEN_WEIGHTS, TRL
+from composer_plugins.frameworks.trl import MODES, MODES_IN_WORDS, TRL, VLLM_WEIGHTS
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.objective.asking import ask
 
@@ -357,7 +357,7 @@ class ComposerGRPOConfig(GRPOConfig):
         corrected = upstream.corrects_rollouts(self)
         if corrected and "log_weights" in policy.optional:
             weights = self.vllm_importance_sampling_mode
-            if weights not in TOKEN_WEIGHTS:
+            if VLLM_WEIGHTS.get(weights, ("", ""))[1] != "token":
                 problem = f"it is {weights!r}, and {policy.name!r} takes one weight per token"
                 yield Finding("error", "vllm_importance_sampling_mode", problem, "set it to 'token_truncate'")
         if corrected and "rollout_logprobs" in (*policy.loss.needs, *policy.optional):

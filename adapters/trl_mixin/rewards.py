@@ -6,7 +6,6 @@ out of the mean and the deviation of its group, with advantage 0.
 
 import functools
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +14,8 @@ from torch import Tensor, nn
 from trl import GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import upstream
-from composer_plugins.errors import ComposerWarning, DataError
+from composer_plugins.adapters.trl_mixin.metrics import warn_once
+from composer_plugins.errors import DataError
 
 LARGEST = torch.finfo(torch.float32).max  # TRL keeps rewards in float32
 SHOWN = 60  # characters of a prompt or completion
@@ -32,7 +32,7 @@ def checked(function: Any, name: str, on_bad_reward: str = "error") -> Any:
     """
     if isinstance(function, nn.Module):
         return function
-    warned = list[str]()
+    warned = set[str]()
 
     def check(rewards: Any, given: dict[str, Any]) -> Any:
         rewards = list(rewards) if isinstance(rewards, Iterator) else rewards
@@ -96,14 +96,12 @@ def _errors(
             yield DataError(f"reward {name}", problem, remedy)
 
 
-def _raise_or_warn(error: DataError, on_bad_reward: str, warned: list[str]) -> None:
+def _raise_or_warn(error: DataError, on_bad_reward: str, warned: set[str]) -> None:
     """Raise the error, or warn of the first one of a reward function."""
     if on_bad_reward == "error":
         raise error
-    if error.key not in warned:
-        warned.append(error.key)
-        done = f"on_bad_reward is {on_bad_reward!r}, so {DONE[on_bad_reward]}"
-        warnings.warn(f"{error.key}: {error.problem}; {done}", ComposerWarning, stacklevel=2)
+    done = f"on_bad_reward is {on_bad_reward!r}, so {DONE[on_bad_reward]}"
+    warn_once(warned, f"{error.key}: {error.problem}; {done}")
 
 
 def _short(value: Any) -> str:

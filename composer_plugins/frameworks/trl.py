@@ -32,8 +32,6 @@ OTHER_LOSSES = ("cispo", "sapo", "vespo")  # losses of their own, and no denomin
 MODES = {name: mode for name, (_, _, mode) in LOSS_TYPES.items() if name not in OTHER_LOSSES}
 OF_MODES = {mode: name for name, mode in MODES.items()}  # "token-sum" has none, and no KL
 SEQUENCE_LEVEL = ("gspo", "luspo")  # TRL's importance_sampling_level="sequence"
-# The values of vllm_importance_sampling_mode with one weight per token, which VESPO's weight is made of.
-TOKEN_WEIGHTS = ("token_truncate", "token_mask")
 MODES_IN_WORDS = {
     "seq-mean-token-mean": "the mean over completions of the mean over their tokens",
     "bnpo": "the mean over the tokens of one micro-batch",
@@ -160,10 +158,6 @@ UNAVAILABLE = {
     "hint_estimator": ("sampled_token has it as a parameter", "set hint_params={'estimator': 'k2'}"),
     "hint_top_k": ("TRL compares whole distributions", "remove it, or set hint_params={'top_k': 100}"),
     "hint_t_start": ("TAID's t is constant here", "set hint_params={'t': 0.5}"),
-    "use_successful_as_teacher": (
-        "hint_source='successful_rollout' stands for True, and 'column' for False",
-        "set hint_source",
-    ),
 }
 
 TRL = Framework(

@@ -1,6 +1,7 @@
 """Trainer classes behind the mixin, and the channels that do not work with each (docs/trl_options.md)."""
 
 import importlib
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,24 +102,15 @@ ROWS = (
 )
 
 
-@cache
-def trainers_of_trl() -> dict[str, str]:
-    """Every trainer class in the source of the installed TRL, and a module of TRL that has it."""
-    root, found = Path(trl.__file__).parent, {}
-    for path in sorted(root.rglob("*.py")):
-        for line in path.read_text().splitlines():
-            name = line.removeprefix("class ").partition("(")[0]
-            if line.startswith("class ") and name.endswith("Trainer") and name[0] != "_":
-                module = ".".join(("trl", *path.relative_to(root).with_suffix("").parts))
-                found[name] = module.removesuffix(".__init__")
-    return found
-
-
 def other_trainers() -> dict[str, type]:
-    """Those that are not in ROWS."""
-    known = {row.trainer.__name__ for row in ROWS}
-    names = {name: module for name, module in trainers_of_trl().items() if name not in known}
-    found = {name: getattr(importlib.import_module(module), name) for name, module in names.items()}
+    """The trainer classes in the source of the installed TRL that are not in ROWS."""
+    known, root = {row.trainer.__name__ for row in ROWS}, Path(trl.__file__).parent
+    found = dict[str, type]()
+    for path in sorted(root.rglob("*.py")):
+        for name in re.findall(r"^class ([A-Z]\w*Trainer)\b", path.read_text(), re.MULTILINE):
+            if name not in known:
+                module = ".".join(("trl", *path.relative_to(root).with_suffix("").parts))
+                found[name] = getattr(importlib.import_module(module), name)
     assert all(issubclass(cls, Trainer) for cls in found.values())
     return found
 

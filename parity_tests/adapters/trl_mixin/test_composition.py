@@ -91,8 +91,9 @@ def test_what_does_not_work_is_one_error_that_names_the_trainer(row: composition
 
 
 def test_a_trainer_of_trl_that_is_not_in_the_table_is_refused() -> None:
-    assert {"RLOOTrainer", "SDPOTrainer"} <= {*composition.other_trainers()}
-    for name, trainer in composition.other_trainers().items():
+    others = composition.other_trainers()
+    assert {"RLOOTrainer", "SDPOTrainer"} <= {*others}
+    for name, trainer in others.items():
         with pytest.raises(ConfigError, match=rf"{name} has not been tested with the channels; derive it"):
             composition.mixed(trainer)
 
