@@ -17,13 +17,13 @@ HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}  # the context_settings o
 INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended: 128 + SIGINT
 
 
-def run_command(app: Callable[[], object], failure: type[Exception] = ComposerError) -> None:
-    """Run a command line. An error of ours is one line on stderr and status 2, a `failure` is status 1."""
+def run_command(app: Callable[[], object]) -> None:
+    """Run a command line. An error of ours is one line on stderr and status 2."""
     try:
         app()
-    except (ComposerError, failure) as error:
+    except ComposerError as error:
         Console(stderr=True).print(Text(f"error: {error}", style="red"), soft_wrap=True)
-        sys.exit(2 if isinstance(error, ComposerError) else 1)
+        sys.exit(2)
 
 
 def check_installed(key: str, packages: Iterable[str], extras: str) -> None:

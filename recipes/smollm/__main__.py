@@ -11,13 +11,7 @@ from rich.console import Console
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.recipes.codebook import options
-from composer_plugins.recipes.shared import (
-    HELP_OPTIONS,
-    INTERRUPTED,
-    check_installed,
-    make_folder,
-    run_command,
-)
+from composer_plugins.recipes.shared import HELP_OPTIONS, check_installed, make_folder, run_command
 from composer_plugins.recipes.smollm.tasks import ARITHMETIC, HINTS, WORKED
 
 RUNS = "runs.jsonl"
@@ -64,22 +58,19 @@ def main(
     check_installed("smollm", ("trl", "transformers", "datasets", "matplotlib", "gguf"), "smollm")
     os.environ.update(HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
     console = Console(highlight=False, markup=False, emoji=False)
-    try:
-        with console.status("loading PyTorch, TRL and the model"):
-            from composer_plugins.recipes.smollm.asking import Settings
-            from composer_plugins.recipes.smollm.comparing import Comparison
+    with console.status("loading PyTorch, TRL and the model"):
+        from composer_plugins.recipes.smollm.asking import Settings
+        from composer_plugins.recipes.smollm.comparing import Comparison
 
-            settings = Settings(
-                steps=steps,
-                num_iterations=num_iterations,
-                max_completion_length=max_completion_length,
-                hints=hints,
-            )
-            made = Comparison.prepared(task, model, device, settings, out / RUNS)
-        for name in names:
-            made.run(name, sets, numbers, console)
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+        settings = Settings(
+            steps=steps,
+            num_iterations=num_iterations,
+            max_completion_length=max_completion_length,
+            hints=hints,
+        )
+        made = Comparison.prepared(task, model, device, settings, out / RUNS)
+    for name in names:
+        made.run(name, sets, numbers, console)
 
 
 def parse_policies(texts: Sequence[str]) -> list[str]:

@@ -50,7 +50,4 @@ def load(name: str | None, device: str) -> Loaded:
         model.generation_config = read.generation_config
     else:
         model = read
-    if tokenizer.chat_template is None:
-        problem = "its tokenizer has no chat template, and the questions are conversations"
-        raise ConfigError("--model", problem, "name a model that was trained to follow instructions")
     return Loaded(model.to(device), tokenizer)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
@@ -37,15 +38,16 @@ CONTAINER = Container(
 REMOTE = ("modal", "modal with a GPU", "hf-jobs")  # Modal has another protocol for Sandboxes with GPUs
 
 
+@dataclass
 class Rig:
     """A platform and what it has done."""
 
-    def __init__(
-        self, name: str, machine: Machine, connect: Callable[[], Platform], asked: list[Any]
-    ) -> None:
-        self.name, self.machine, self.connect, self.asked = name, machine, connect, asked
-        self.lines: list[dict[str, Any]] = []
-        self.has_gpu = False
+    name: str
+    machine: Machine
+    connect: Callable[[], Platform]
+    asked: list[Any]
+    has_gpu: bool = False
+    lines: list[dict[str, Any]] = field(default_factory=list)
 
     def launch(
         self, options: Replica = OPTIONS, report: Callable[[Any], None] | None = None
@@ -82,10 +84,8 @@ def rig_of(name: str, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Rig]:
             patch.setenv("MODAL_TOKEN_ID", "ak-of-the-test")
             patch.setenv("MODAL_TOKEN_SECRET", "as-of-the-test")
             machine.refusal = Status.RESOURCE_EXHAUSTED
-            rig = Rig("modal", machine, lambda: Modal(container), server.asked)
-            rig.has_gpu = bool(container.flavor)
             try:
-                yield rig
+                yield Rig("modal", machine, lambda: Modal(container), server.asked, bool(container.flavor))
             finally:
                 with suppress(AuthError):  # this test may have had no token
                     modal.Client.from_env().close()  # the next one has another server
@@ -96,9 +96,8 @@ def rig_of(name: str, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Rig]:
             patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
             patch.setenv("HF_TOKEN", "hf_token_of_the_test")
             machine.refusal = 402
-            yield Rig(
-                name, machine, lambda: HuggingFaceJobs(launching.replace(CONTAINER, flavor="l4x1")), asked
-            )
+            container = launching.replace(CONTAINER, flavor="l4x1")
+            yield Rig(name, machine, lambda: HuggingFaceJobs(container), asked)
 
 
 @pytest.fixture(params=["local", *REMOTE])
