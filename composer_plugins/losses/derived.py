@@ -62,18 +62,6 @@ def check_row(loss: Loss, *, kernel: bool = True) -> None:
         raise error.under(where, ", ") from None
 
 
-def row_of_import_path(path: str, kind: Kind, option: str, losses: Iterable[Loss]) -> Loss:
-    """The row of a function that a user names by import path, derived from its signature.
-
-    Positional parameters are inputs. Keyword-only ones are optional inputs if they have the name of one, and
-    parameters otherwise. The function may declare as attributes what a row declares: `mode`, its
-    aggregation mode, `average`, whether a preference loss takes length-averaged scores, `gradient`,
-    `over_batch` and `exceptions`.
-    Raises ConfigError at `option` for a path that cannot be imported, and for what is not such a signature.
-    """
-    return _derived(function_of_import_path(path, option), path, kind, option, losses)
-
-
 def function_of_import_path(path: str, option: str) -> Callable[..., Any]:
     """The function at an import path that `option` holds; ConfigError at `option` if there is none."""
     module, _, function = path.partition(":")
@@ -124,20 +112,30 @@ def function_named(path: str, option: str) -> Callable[..., Any]:
 def row_of_function(
     function: Callable[..., Any], kind: Kind | None, option: str, losses: Iterable[Loss], name: str = ""
 ) -> Loss:
-    """The row of a function itself, derived as `row_of_import_path` derives it, under its path or a name.
+    """The row of a function itself, derived as `row_of_signature` derives it, under its path or a name.
 
-    Without a kind, it follows from the first input.
+    Without a kind, it is that of the losses with the same first input: policy, if there are several or none.
     """
     losses = tuple(losses)
     name = name or f"{getattr(function, '__module__', '')}:{getattr(function, '__name__', 'function')}"
-    kind = kind or kind_of_input(first_parameter(function), losses)
-    derived = _derived(function, name, kind, option, losses)
-    return replace(derived, function=function)
+    if kind is None:
+        first = first_parameter(function)
+        kinds = [loss.kind for loss in losses if loss.needs[:1] == (first,)]
+        kind = "policy" if "policy" in kinds or not kinds else kinds[0]
+    return replace(row_of_signature(function, name, kind, option, losses), function=function)
 
 
-def _derived(
+def row_of_signature(
     function: Callable[..., Any], path: str, kind: Kind, option: str, losses: Iterable[Loss]
 ) -> Loss:
+    """The row of a function that a user names by this path, derived from its signature.
+
+    Positional parameters are inputs. Keyword-only ones are optional inputs if they have the name of one, and
+    parameters otherwise. The function may declare as attributes what a row declares: `mode`, its
+    aggregation mode, `average`, whether a preference loss takes length-averaged scores, `gradient`,
+    `over_batch` and `exceptions`.
+    Raises ConfigError at `option` for what is not such a signature.
+    """
     try:
         signature = inspect.signature(function).parameters
     except (TypeError, ValueError):  # of some functions that are written in C
@@ -209,12 +207,6 @@ def first_parameter(function: Callable[..., Any]) -> str:
         return next(iter(inspect.signature(function).parameters), "")
     except (TypeError, ValueError):
         return ""
-
-
-def kind_of_input(first: str, losses: Iterable[Loss]) -> Kind:
-    """The kind of the losses with this first input: policy, if one of them is or if there are none."""
-    kinds = [loss.kind for loss in losses if loss.needs[:1] == (first,)]
-    return "policy" if "policy" in kinds or not kinds else kinds[0]
 
 
 def _check_data(loss: Loss) -> None:
