@@ -80,9 +80,8 @@ def function_of_import_path(path: str, option: str) -> Callable[..., Any]:
         functions = [name for name, member in vars(found).items() if inspect.isfunction(member)]
         nearest = near(function, functions)
         problem = f"{path!r} does not exist: {module} has no function {function!r}"
-        raise ConfigError(
-            option, problem, did_you_mean(nearest) if nearest else "correct the path: module:function"
-        )
+        remedy = did_you_mean(nearest) if nearest else "correct the path: module:function"
+        raise ConfigError(option, problem, remedy)
     return kernel  # type: ignore[no-any-return]
 
 
@@ -217,9 +216,8 @@ def _check_data(loss: Loss) -> None:
             problem = "it is not an input that any framework provides"
             raise ConfigError(name, problem, f"{hint}composer_plugins/losses/inputs.py lists all")
     if loss.kind == "policy" and not loss.mode:
-        raise ConfigError(
-            "mode", "a policy loss has one, the denominator of its paper", f"set one of {', '.join(MODES)}"
-        )
+        problem = "a policy loss has one, the denominator of its paper"
+        raise ConfigError("mode", problem, f"set one of {', '.join(MODES)}")
     for mode in (loss.mode, *(dialect.mode for dialect in loss.dialects)):
         if mode and mode not in MODES:
             raise unknown("mode", mode, MODES)
