@@ -94,8 +94,7 @@ class ComposerConfig(BaseModel):
     def _checks(
         self, framework_loss: str | None, unavailable: Collection[str]
     ) -> list[tuple[tuple[str, ...], Callable[[], object]]]:
-        """What must hold, apart from the options' types, with the prefixes of the options it looks at."""
-        template = self.teacher_prompt_template
+        """What must hold beside the types of the options, with the prefixes of the options it looks at."""
         return [
             (("",), lambda: self._check_weights(unavailable)),
             (("policy",), lambda: self._check_policy(framework_loss)),
@@ -105,12 +104,7 @@ class ComposerConfig(BaseModel):
             (("replay_loss", "replay_params"), self.choose_replay),
             (("hint", "policy"), lambda: _check_hint_as_advantage(self, framework_loss)),
             (("hint",), lambda: _check_t_start(self)),
-            (
-                ("teacher",),
-                lambda: check_template(
-                    "teacher_prompt_template", template, {"privileged_context"}, {"prompt"}
-                ),
-            ),
+            (("teacher",), self._check_teacher_prompt_template),
         ]
 
     def _check_weights(self, unavailable: Collection[str]) -> None:
@@ -118,6 +112,10 @@ class ComposerConfig(BaseModel):
             weights = [one for one in WEIGHTS if one not in unavailable]
             problem = f"it is 0{', and so are the other weights' if weights[1:] else ''}: nothing trains"
             raise ConfigError("policy_weight", problem, f"set {' or '.join(weights)} to a number above 0")
+
+    def _check_teacher_prompt_template(self) -> None:
+        key, template = "teacher_prompt_template", self.teacher_prompt_template
+        check_template(key, template, {"privileged_context"}, {"prompt"})
 
     def _check_policy(self, framework_loss: str | None) -> None:
         if self.policy != framework_loss:
@@ -142,16 +140,12 @@ class ComposerConfig(BaseModel):
 
     def choose_rollout_correction(self) -> Choice | None:
         """The weight for the gap between trainer and rollout engine; None: none."""
-        if self.rollout_correction is not None:
-            chosen = self._choose(
-                "correction",
-                self.rollout_correction,
-                self.rollout_correction_params,
-                "rollout_correction",
-            )
+        name, params = self.rollout_correction, self.rollout_correction_params
+        if name is not None:
+            chosen = self._choose("correction", name, params, "rollout_correction")
             _check_bounds(chosen)
             return chosen
-        if self.rollout_correction_params:
+        if params:
             problem = "they are set, and rollout_correction is not"
             raise ConfigError("rollout_correction_params", problem, "set rollout_correction, or remove them")
         return None

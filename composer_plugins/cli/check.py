@@ -68,9 +68,8 @@ def check(
         _print_laws(as_json)
         return
     if not names:
-        raise ConfigError(
-            "check", "no loss is named", "composer-plugins check NAME, or my_package.losses:my_loss"
-        )
+        remedy = "composer-plugins check NAME, or my_package.losses:my_loss"
+        raise ConfigError("check", "no loss is named", remedy)
     try:
         with progress("loading") as tell, foreign_code():
             own = {"version": version, "options": options_of(option or [])}

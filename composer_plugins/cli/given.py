@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,11 +43,9 @@ class Given(NamedTuple):
 
     def table(self) -> dict[str, Any]:
         """The config: the files with the options. Several files are an error where one run has one."""
-        merged = getattr(configs_of(self.framework), "merged_config", None)
-        if merged is not None:
-            found: dict[str, Any] = merged(self.files, self.overrides)
-            return found
-        return one_config(self.files, self.overrides)
+        configs = configs_of(self.framework)
+        read: Callable[..., dict[str, Any]] = getattr(configs, "merged_config", one_config)
+        return read(self.files, self.overrides)
 
 
 def read(words: Sequence[str], framework: str, after: Sequence[str] | None) -> Given:

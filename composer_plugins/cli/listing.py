@@ -249,7 +249,7 @@ def count(rows: list[Shown]) -> str:
     numbers = {kind: sum(loss.kind == kind for loss, _ in rows) for kind in KINDS}
     parts = [_number(n, KINDS[kind].singular, KINDS[kind].plural) for kind, n in numbers.items() if n]
     dialects = _number(sum(len(dialects) for _, dialects in rows), "a dialect", "dialects")
-    return ", ".join([*parts, dialects]) if parts else "no loss matches"
+    return ", ".join([*parts, dialects])
 
 
 def _number(n: int, one: str, many: str) -> str:
@@ -264,10 +264,7 @@ def changes(dialect: Dialect) -> str:
 
 def _parameter(parameter: Parameter, default: Any) -> dict[str, Any]:
     shown: dict[str, Any] = {"help": parameter.help}
-    if default is REQUIRED:
-        shown["required"] = True
-    else:
-        shown["default"] = default
+    shown |= {"required": True} if default is REQUIRED else {"default": default}
     if parameter.choices:
         return {**shown, "choices": list(parameter.choices)}
     if parameter.low != -math.inf:

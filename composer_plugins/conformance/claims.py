@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.losses.row import Kind
-from composer_plugins.testing.assertions import assert_parity, largest_number, tolerance
+from composer_plugins.testing.assertions import largest_number, tolerance
 from composer_plugins.testing.draws import Draw
 
 VALUE, GRADIENT = "value", "gradient"
@@ -35,18 +35,6 @@ class Compared(NamedTuple):
     dtype: torch.dtype = torch.float64
     what: str = VALUE  # VALUE, GRADIENT, or the name of a metric
     scale: float | None = None
-
-    def check(self) -> None:
-        """Raise AssertionError with the numbers unless the two are equal within rounding."""
-        __tracebackhide__ = True
-        assert_parity(
-            self.ours,
-            self.theirs,
-            terms=self.terms,
-            magnitude=self.magnitude,
-            dtype=self.dtype,
-            what=self.what,
-        )
 
     @property
     def error(self) -> Error:

@@ -24,9 +24,8 @@ def kernel(kind: Kind, name: str, **params: Any) -> Callable[..., Any]:
 def mean(name: str, **counts: float | None) -> Callable[..., Tensor]:
     """The kernel of an aggregation mode or a dialect, with the counts that it takes, unless they are None."""
     taken = find_one(name, "aggregation").loss.parameters
-    return kernel(
-        "aggregation", name, **{key: x for key, x in counts.items() if key in taken and x is not None}
-    )
+    given = {key: x for key, x in counts.items() if key in taken and x is not None}
+    return kernel("aggregation", name, **given)
 
 
 def in_our_words(framework: Framework, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

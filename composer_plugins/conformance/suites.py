@@ -27,7 +27,6 @@ def suite_of(framework: Framework, source: Path | None) -> "Suite | None":
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # transformers raises a RuntimeError
-        raise ConfigError(
-            framework.name, f"it cannot be imported ({in_a_line(error)})", framework.install
-        ) from error
+        problem = f"it cannot be imported ({in_a_line(error)})"
+        raise ConfigError(framework.name, problem, framework.install) from error
     return made

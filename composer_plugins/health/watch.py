@@ -12,7 +12,7 @@ from torch import Tensor
 from composer_plugins.batches import Recorder
 from composer_plugins.errors import Finding, enforce
 from composer_plugins.health.measuring import Window, gradient_sums, logged, token_sums
-from composer_plugins.health.rules import RULES, Numbers, Rule, When, disagrees
+from composer_plugins.health.rules import RULES, Numbers, When, disagrees
 from composer_plugins.kernels.types import Metric
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.flags import Flags
@@ -81,7 +81,9 @@ class Judge:
                 self.streaks[number] = self.streaks.get(number, 0) + 1 if held else 0
             if rule.since_start and self.streaks[number] < self.judged[number]:
                 continue
-            if self.streaks[number] < rule.windows or self._is_explained(number, rule):
+            others = {RULES[other].metric for other in self.told if other != number}
+            is_explained = not others.isdisjoint(rule.unless.split())
+            if self.streaks[number] < rule.windows or is_explained:
                 continue
             size = abs(Numbers(of, 1)[rule.size]) if rule.size else 1.0
             if number not in self.told or size > 10 * self.told[number]:
@@ -90,9 +92,6 @@ class Judge:
                     Finding("warning", f"{OURS}health/{rule.metric}", rule.described(of), rule.remedy)
                 )
         return found
-
-    def _is_explained(self, number: int, rule: Rule) -> bool:
-        return any(RULES[other].metric in rule.unless.split() for other in self.told if other != number)
 
 
 class Health:

@@ -138,10 +138,12 @@ def choose(
 def _chosen(kind: Kind, name: str, option: str, known: Registry, also_accepted: Iterable[str]) -> Choice:
     """Return the loss or the dialect of this name, with the parameters of the dialect."""
     if ":" in name:
-        from composer_plugins.losses.derived import row_of_import_path
+        from composer_plugins.losses.derived import function_of_import_path, row_of_signature
 
         by_path = {row.path: row for row in known.losses if row.kind == kind}
-        loss = by_path.get(name) or row_of_import_path(name, kind, option, known.losses)
+        if (loss := by_path.get(name)) is None:
+            function = function_of_import_path(name, option)
+            loss = row_of_signature(function, name, kind, option, known.losses)
         return of_row(loss, option, None)
     (chosen,) = find(known, name, kind, option, also_accepted=also_accepted)
     return chosen

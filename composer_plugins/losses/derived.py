@@ -62,18 +62,6 @@ def check_row(loss: Loss, *, kernel: bool = True) -> None:
         raise error.under(where, ", ") from None
 
 
-def row_of_import_path(path: str, kind: Kind, option: str, losses: Iterable[Loss]) -> Loss:
-    """The row of a function that a user names by import path, derived from its signature.
-
-    Positional parameters are inputs. Keyword-only ones are optional inputs if they have the name of one, and
-    parameters otherwise. The function may declare as attributes what a row declares: `mode`, its
-    aggregation mode, `average`, whether a preference loss takes length-averaged scores, `gradient`,
-    `over_batch` and `exceptions`.
-    Raises ConfigError at `option` for a path that cannot be imported, and for what is not such a signature.
-    """
-    return _derived(function_of_import_path(path, option), path, kind, option, losses)
-
-
 def function_of_import_path(path: str, option: str) -> Callable[..., Any]:
     """The function at an import path that `option` holds; ConfigError at `option` without one."""
     module, _, function = path.partition(":")
@@ -92,9 +80,8 @@ def function_of_import_path(path: str, option: str) -> Callable[..., Any]:
         functions = [name for name, member in vars(found).items() if inspect.isfunction(member)]
         nearest = near(function, functions)
         problem = f"{path!r} does not exist: {module} has no function {function!r}"
-        raise ConfigError(
-            option, problem, did_you_mean(nearest) if nearest else "correct the path: module:function"
-        )
+        remedy = did_you_mean(nearest) if nearest else "correct the path: module:function"
+        raise ConfigError(option, problem, remedy)
     return kernel  # type: ignore[no-any-return]
 
 
@@ -124,20 +111,30 @@ def function_named(path: str, option: str) -> Callable[..., Any]:
 def row_of_function(
     function: Callable[..., Any], kind: Kind | None, option: str, losses: Iterable[Loss], name: str = ""
 ) -> Loss:
-    """The row of a function itself, derived as `row_of_import_path` derives it, under its path or a name.
+    """The row of a function itself, derived as `row_of_signature` derives it, under its path or a name.
 
-    Without a kind, it follows from the first input.
+    Without a kind, it is that of the losses with the same first input: policy, if there are several or none.
     """
     losses = tuple(losses)
     name = name or f"{getattr(function, '__module__', '')}:{getattr(function, '__name__', 'function')}"
-    kind = kind or kind_of_input(first_parameter(function), losses)
-    derived = _derived(function, name, kind, option, losses)
-    return replace(derived, function=function)
+    if kind is None:
+        first = first_parameter(function)
+        kinds = [loss.kind for loss in losses if loss.needs[:1] == (first,)]
+        kind = "policy" if "policy" in kinds or not kinds else kinds[0]
+    return replace(row_of_signature(function, name, kind, option, losses), function=function)
 
 
-def _derived(
+def row_of_signature(
     function: Callable[..., Any], path: str, kind: Kind, option: str, losses: Iterable[Loss]
 ) -> Loss:
+    """The row of a function that a user names by this path, derived from its signature.
+
+    Positional parameters are inputs. Keyword-only ones are optional inputs if they have the name of one, and
+    parameters otherwise. The function may declare as attributes what a row declares: `mode`, its
+    aggregation mode, `average`, whether a preference loss takes length-averaged scores, `gradient`,
+    `over_batch` and `exceptions`.
+    Raises ConfigError at `option` for what is not such a signature.
+    """
     try:
         signature = inspect.signature(function).parameters
     except (TypeError, ValueError):  # of some functions that are written in C
@@ -211,12 +208,6 @@ def first_parameter(function: Callable[..., Any]) -> str:
         return ""
 
 
-def kind_of_input(first: str, losses: Iterable[Loss]) -> Kind:
-    """The kind of the losses with this first input: policy, if one of them is or if the file has no loss."""
-    kinds = [loss.kind for loss in losses if loss.needs[:1] == (first,)]
-    return "policy" if "policy" in kinds or not kinds else kinds[0]
-
-
 def _check_data(loss: Loss) -> None:
     _check_strings(loss)
     for name in (*loss.needs, *loss.optional):
@@ -225,9 +216,8 @@ def _check_data(loss: Loss) -> None:
             problem = "it is not an input that any framework provides"
             raise ConfigError(name, problem, f"{hint}composer_plugins/losses/inputs.py lists all")
     if loss.kind == "policy" and not loss.mode:
-        raise ConfigError(
-            "mode", "a policy loss has one, the denominator of its paper", f"set one of {', '.join(MODES)}"
-        )
+        problem = "a policy loss has one, the denominator of its paper"
+        raise ConfigError("mode", problem, f"set one of {', '.join(MODES)}")
     for mode in (loss.mode, *(dialect.mode for dialect in loss.dialects)):
         if mode and mode not in MODES:
             raise unknown("mode", mode, MODES)

@@ -79,9 +79,8 @@ def add_plugin(manager: PluginManager, plugin: object, distribution: str) -> Non
         manager.register(plugin, name=name)
         manager.check_pending()  # a misspelt hook would otherwise be ignored
         if not manager.get_hookcallers(plugin):
-            raise ConfigError(
-                "hooks", "it implements none", f"implement {' or '.join(_hooks())} with @hookimpl"
-            )
+            remedy = f"implement {' or '.join(_hooks())} with @hookimpl"
+            raise ConfigError("hooks", "it implements none", remedy)
     except pluggy.PluginValidationError as error:
         manager.problems.append(Problem(distribution, _misspelt(plugin) or str(error)))
     except (ConfigError, ValueError) as error:

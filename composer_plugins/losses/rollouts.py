@@ -32,9 +32,8 @@ def batch_tensors(
     rewards, is_bad = token_rewards.sum(-1), None
     if bad := (~rewards.isfinite()).nonzero().flatten().tolist():
         problem = f"{len(bad)} of {len(rewards)} rollouts have the reward {rewards[bad[0]]:g}, "
-        problem += f"the first in row {bad[0]}" + (
-            "" if index is None else f", of the uid {str(index[bad[0]])!r}"
-        )
+        problem += f"the first in row {bad[0]}"
+        problem += "" if index is None else f", of the uid {str(index[bad[0]])!r}"
         remedy = "return a number from the reward function"
         if on_bad_reward == "error":
             raise DataError("rewards", problem, remedy)

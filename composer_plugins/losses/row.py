@@ -246,18 +246,16 @@ class Loss:
         """
         prefix, wrong, noun = f"{key}." if key else "", Findings(), f"{self.name} parameter"
         for name, value in params.items():
-            if name not in self.parameters:
-                if remedy := what_to_set(self, name):
-                    wrong.append(Finding("error", prefix + name, f"unknown {noun} {name!r}", remedy))
-                    continue
+            if name in self.parameters:
+                with wrong.collected():
+                    self.parameters[name].check(prefix + name, value, self.defaults.get(name, REQUIRED))
+            elif remedy := what_to_set(self, name):
+                wrong.append(Finding("error", prefix + name, f"unknown {noun} {name!r}", remedy))
+            else:
                 # A name that means a parameter of another loss is not a misspelling of one of this loss.
                 guess = not any(what_to_set(one, name) for one in others)
                 error = unknown(prefix + name, name, self.parameters, noun=noun, guess=guess, completes=False)
-                wrong += Finding.all_from(error)
-                continue
-            default = self.defaults.get(name, REQUIRED)
-            with wrong.collected():
-                self.parameters[name].check(prefix + name, value, default)
+                wrong.append(Finding.from_error(error))
         enforce(wrong)
         return dict(params)
 

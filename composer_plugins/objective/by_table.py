@@ -54,11 +54,6 @@ class ByTable:
             return without_policy(why), []
         return self.objective(table, self.policy(table)), []
 
-    def _mode_of(self, objective: Objective, table: Mapping[str, Any]) -> str:
-        """The mode that the loss of this config needs, or else the objective's mode."""
-        named = None if objective.no_policy else self.named("policy", table)
-        return (named and named.needs_mode) or objective.mode
-
     def unread(self, table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:
         """The keys that are not looked at."""
         # No key bears on a policy loss where the config trains none of the table.
@@ -133,7 +128,8 @@ class ByTable:
         """These options, which choose the losses, and those that set the other fields of an objective."""
         found, advantage = dict(options), objective.advantage and as_dr_grpo(objective.advantage)
         ours = {field: getattr(objective, field) for field in NUMBERS if field != "kl.weight"}
-        mode = self._mode_of(objective, nested(options))
+        named = None if objective.no_policy else self.named("policy", nested(options))
+        mode = (named and named.needs_mode) or objective.mode
         ours |= {"mode": mode, "advantage": advantage and advantage.name}
         ours |= {"kl.weight": kl.weight if kl else 0.0, "kl.estimator": kl and kl.estimator.name}
         ours |= {"old": objective.old, "rollout": objective.rollout, "kl.old": kl and kl.old}

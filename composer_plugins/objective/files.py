@@ -123,8 +123,7 @@ class Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(
                 None, None, f"{twice[0]} stands twice in a table", node.start_mark
             )
-        found: dict[Any, Any] = super().construct_mapping(node, deep)
-        return found
+        return cast(dict[Any, Any], super().construct_mapping(node, deep))
 
 
 # 1e-3 is a number, as verl's parser has it; in YAML 1.1 it is a text.

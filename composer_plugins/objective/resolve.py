@@ -11,7 +11,7 @@ in `Objective`. Of any other key nothing is claimed.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from composer_plugins.doctor import Examination
 from composer_plugins.errors import ConfigError, Finding, Findings, error_of, in_a_line, unknown
@@ -103,12 +103,10 @@ def configs_of(name: str) -> Configs:
     if not framework.migration:
         return ByTable(framework)
     try:
-        found: Any = import_module(framework.migration)
+        return cast(Configs, import_module(framework.migration))
     except ImportError as error:
         remedy = f"run this command where {name} is installed"
         raise ConfigError(name, f"{error.name} is not installed here", remedy) from None
-    adapter: Configs = found
-    return adapter
 
 
 def resolve(

@@ -59,11 +59,11 @@ class Part(NamedTuple):
         text: str = getattr(import_module(f"docs.generator.{module}"), function)(*self.given)
         return text.rstrip() + "\n"
 
-    def check(self, made: str = "") -> None:
+    def check(self) -> None:
         """Raise AssertionError unless the page has what is made now."""
         page = (ROOT / self.page).read_text()
         stale = f"{self} is out of date: run `make pages`, or `python -m docs.generator` here"
-        assert self._same(page, self._filled(page, made)), stale
+        assert self._same(page, self._filled(page)), stale
 
     def write(self) -> bool:
         """Write the part, and return whether anything but the last digits of an error has changed."""
@@ -73,8 +73,8 @@ class Part(NamedTuple):
             (ROOT / self.page).write_text(filled)
         return changed
 
-    def _filled(self, page: str, made: str = "") -> str:
-        made = made or self.made()
+    def _filled(self, page: str) -> str:
+        made = self.made()
         if not self.table:
             return made
         start = f"<!-- table: {self.table} -->\n"

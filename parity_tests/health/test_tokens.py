@@ -287,7 +287,8 @@ def test_nothing_waits_for_the_device_and_nothing_is_computed_when_off(
         if name != "mask"
     }
     there["mask"] = torch.ones(16, 24, dtype=torch.bool, device="meta")
-    found = Health(choose("policy", "grpo")).micro_batch(there, gspo(**_needs(there)).metrics, equal=True)
+    needed = {name: there[name] for name in ("logprobs", "old_logprobs", "advantages", "mask")}
+    found = Health(choose("policy", "grpo")).micro_batch(there, gspo(**needed).metrics, equal=True)
     assert {x.device.type for x in found.values()} == {"meta"} and "health/clip_frac" in found
     assert Health(on=False).micro_batch(there) == {}
 
@@ -301,7 +302,3 @@ def test_numbers_of_a_step_do_not_take_the_place_of_sums_that_a_device_still_com
     health.micro_batch({name: x.detach().to("meta") for name, x in World().batch().items()}, equal=True)
     with pytest.warns(ComposerWarning, match="group_of_one_frac: the 4 rollouts"):
         health.step("rollouts", rollouts(torch.arange(4.0), list(range(4))))
-
-
-def _needs(batch: dict[str, Any]) -> dict[str, Any]:
-    return {name: batch[name] for name in ("logprobs", "old_logprobs", "advantages", "mask")}

@@ -86,7 +86,7 @@ def in_registry(name: str, framework: Framework) -> Function:
 
 def check_as(
     named: "str | Callable[..., Any]",
-    framework: str | Convention,
+    framework: str,
     only: Iterable[str] = (),
     *,
     version: str | None = None,
@@ -99,7 +99,7 @@ def check_as(
     `version` is the framework's, and `options` are parameters of the function's own, or options that it
     reads in the framework's config. Raises ConfigError for a function or a convention that cannot be found.
     """
-    convention = framework if isinstance(framework, Convention) else find_convention(framework)
+    convention = find_convention(framework)
     function = find_function(named, convention)
     if first_parameter(function) == "logprobs" and convention.framework not in ("torch", "trl"):
         problem = f"its first parameter is logprobs, like a kernel's here, and {convention.framework} calls "

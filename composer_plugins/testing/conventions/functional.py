@@ -6,7 +6,7 @@ rows, which is found by calling it.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -50,10 +50,14 @@ def signature_of(function: Function) -> inspect.Signature:
     return inspect.signature(forward_of(function))
 
 
-def parameters_of(function: Function) -> dict[str, str]:
-    """Our names of a function's inputs, with the function's; ConfigError for another parameter."""
+def parameters_of(function: Function) -> tuple[dict[str, str], dict[str, Any]]:
+    """Our names of a function's inputs with the function's, and its own parameters with their defaults.
+
+    Its own parameters are numbers, booleans and strings, or None where the annotation is a number. Raises
+    ConfigError for a parameter that nothing passes.
+    """
     ours = {theirs: name for name, aliases in ALIASES.items() for theirs in aliases}
-    found = {}
+    found, own = dict[str, str](), dict[str, Any]()
     for name, parameter in signature_of(function).parameters.items():
         if name in ours:
             found[ours[name]] = name
@@ -70,29 +74,19 @@ def parameters_of(function: Function) -> dict[str, str]:
             if nearest := near(name, ours):
                 remedy = did_you_mean(nearest)
             raise ConfigError("check", f"nothing passes {name!r} to the function: it stays None", remedy)
+        elif name != REDUCTION and (
+            isinstance(parameter.default, VALUES) or another_than_none(parameter) is not None
+        ):
+            own[name] = parameter.default
     if "logprobs" not in found:
         problem = "the function takes no log-probabilities of the policy"
         remedy = f"give it a parameter with the name {' or '.join(ALIASES['logprobs'])}"
         raise ConfigError("check", problem, remedy)
-    return found
+    return found, own
 
 
 def _may_be_a_tensor(parameter: inspect.Parameter) -> bool:
     return parameter.annotation is parameter.empty or "Tensor" in str(parameter.annotation)
-
-
-def own_parameters(function: Function) -> dict[str, Any]:
-    """The function's parameters that are not inputs, with their defaults: numbers, booleans and strings.
-
-    A default of None is one where the annotation is a number.
-    """
-    inputs = {REDUCTION, *(theirs for aliases in ALIASES.values() for theirs in aliases)}
-    return {
-        name: parameter.default
-        for name, parameter in signature_of(function).parameters.items()
-        if name not in inputs
-        and (isinstance(parameter.default, VALUES) or another_than_none(parameter) is not None)
-    }
 
 
 def given_to(names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -102,25 +96,25 @@ def given_to(names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[st
     return {theirs: tensors[ours][tensors["mask"]] for ours, theirs in names.items()}
 
 
-def kernel_of(function: Function, names: Mapping[str, str]) -> Function:
-    """The function as one of our kernels, with one loss per token; all but the policy is data."""
+def kernel_of(function: Function, names: Mapping[str, str], own: Iterable[str]) -> Function:
+    """The function as one of our kernels, with one loss per token; all but the policy is data.
+
+    `own` are the names of its own parameters.
+    """
     keywords = {REDUCTION: "none"} if REDUCTION in signature_of(function).parameters else {}
 
     called = forward_of(function)  # torch.fx does not trace a module that belongs to no other
 
-    def kernel(*needed: Tensor, **own: Any) -> TokenLoss:
+    def kernel(*needed: Tensor, **params: Any) -> TokenLoss:
         pairs = zip(names.items(), needed, strict=True)
         given = {theirs: x if name == "logprobs" else x.detach() for (name, theirs), x in pairs}
-        return TokenLoss(called(**given, **keywords, **own), {})
+        return TokenLoss(called(**given, **keywords, **params), {})
 
     kind = inspect.Parameter
     kernel.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
             *(kind(name, kind.POSITIONAL_OR_KEYWORD) for name in names),
-            *(
-                signature_of(function).parameters[name].replace(kind=kind.KEYWORD_ONLY)
-                for name in own_parameters(function)
-            ),
+            *(signature_of(function).parameters[name].replace(kind=kind.KEYWORD_ONLY) for name in own),
         ]
     )
     for attribute in ("gradient", "over_batch", "exceptions"):
@@ -165,7 +159,7 @@ def probe(names: Mapping[str, str]) -> dict[str, Tensor]:
 
 def specialised(function: Function) -> Convention:
     """The convention for one function: which inputs it takes, and what its one number is divided by."""
-    names = parameters_of(function)
+    names, parameters = parameters_of(function)
     takes_reduction = REDUCTION in signature_of(function).parameters
     whole = probe(names)
     try:
@@ -176,12 +170,12 @@ def specialised(function: Function) -> Convention:
     if per_token and "mask" in names and result.shape != whole["mask"].shape:
         per_token = False  # the first law reports the shape
     needs = (*(name for name in names if name != "mask"), "mask")
-    own = replace(TORCH, needs=needs, names=dict(names), parameters=own_parameters(function))
+    own = replace(TORCH, needs=needs, names=dict(names), parameters=parameters)
     if per_token and "mask" in names:
         ordered = {name: names[name] for name in needs}
         return replace(
             own,
-            kernel=lambda function: kernel_of(function, ordered),
+            kernel=lambda function: kernel_of(function, ordered, parameters),
             more=lambda function: (reductions_outcome(function, ordered),),
         )
     divides = "sum" if per_token else _divides(function, names, whole)

@@ -24,7 +24,6 @@ from composer_plugins.testing.law import (
     require_equal,
 )
 from composer_plugins.testing.laws.tokens import MASK_LOGITS, require_zero_where_masked
-from composer_plugins.testing.report import Finding
 from composer_plugins.testing.settings import (
     SHAPES,
     THE_LOSS,
@@ -163,10 +162,9 @@ def nan_in_an_input_is_nan_in_the_gradient_of_its_token(setting: Setting) -> Non
             for token in where:
                 what = f"NaN in {setting.named(name)} at row {token[0]}, token {token[1]}, spread {spread}"
                 if not setting.one_number and not loss[token].isnan():
-                    finding: Finding | None = (
-                        "failed" if seed == 0 and never_counts(setting, batch, token) else None
-                    )
-                    raise BrokenLaw(f"{what}: the loss is {float(loss[token]):.6g}", finding=finding)
+                    is_left_out = seed == 0 and never_counts(setting, batch, token)
+                    problem = f"{what}: the loss is {float(loss[token]):.6g}"
+                    raise BrokenLaw(problem, finding="failed" if is_left_out else None)
                 gradients = {f"{one} there": x[token] for one, x in found.items()}
                 seen = name in EITHER or any(bool(x.isnan().any()) for x in gradients.values())
                 require(seen, f"{what}: {numbers_of(gradients)}")
