@@ -94,7 +94,7 @@ class ComposerConfig(BaseModel):
     def _checks(
         self, framework_loss: str | None, unavailable: Collection[str]
     ) -> list[tuple[tuple[str, ...], Callable[[], object]]]:
-        """What must hold beside the types of the options, with the prefixes of the options it looks at."""
+        """What must hold, apart from the options' types, with the prefixes of the options it looks at."""
         return [
             (("",), lambda: self._check_weights(unavailable)),
             (("policy",), lambda: self._check_policy(framework_loss)),
