@@ -5,7 +5,7 @@ from typing import Any
 
 from verl.workers.config import PolicyLossConfig
 
-from composer_plugins.adapters.verl_plugin.options import check_names
+from composer_plugins.adapters.verl_plugin.options import check_name
 
 
 @dataclass
@@ -20,4 +20,4 @@ class ComposerPolicyLossConfig(PolicyLossConfig):
 
     def __post_init__(self) -> None:
         """Raise ConfigError where another package has a name of ours, before its loss runs in a worker."""
-        check_names()
+        check_name()

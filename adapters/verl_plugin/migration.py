@@ -9,7 +9,7 @@ import yaml
 from composer_plugins.adapters.verl_plugin import options as verl_options
 from composer_plugins.adapters.verl_plugin import upstream
 from composer_plugins.adapters.verl_plugin.options import NODE, TARGET, TRAINER, WORKER_NODE, LossKind
-from composer_plugins.adapters.verl_plugin.sync_trainer.checks import NOT_OURS, Run, findings
+from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run, findings
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, Finding, error_of, unknown
 from composer_plugins.frameworks import verl
@@ -226,8 +226,8 @@ def _choice(
     None for an estimator that the catalogue does not have; a remark then says which.
     """
     given = upstream.moved(kind, at(table, VERL.tables[kind]) or {})
-    if kind == "policy" and is_ours(name) and not Run(table).names_our_loss:
-        raise error_of([NOT_OURS])
+    if kind == "policy" and (nameless := [*verl_options.unnamed(name, node)]):
+        raise error_of(nameless)
     if is_ours(name):
         return _asked(node, kind, loss_in(name), given).choice
     row = VERL.row_of(**{verl.CHOOSES[kind]: name})

@@ -22,12 +22,6 @@ from composer_plugins.objective.options import described, for_a_shell
 from composer_plugins.objective.rules import denominator_of_another
 
 LossKind = Literal["policy", "advantage"]
-KINDS: tuple[LossKind, ...] = ("policy", "advantage")
-# Where verl's config has the name of each, and in which of `upstream.REGISTRIES` verl looks it up.
-NAMES: dict[LossKind, tuple[str, str]] = {
-    "policy": (Key.LOSS_MODE, "losses"),
-    "advantage": (Key.ESTIMATOR, "estimators"),
-}
 NODE = "algorithm.composer"
 TRAINER = "composer_sync"
 # The copy of NODE that the actor's workers read, and what makes it.
@@ -92,29 +86,24 @@ def node_of(config: Any) -> dict[str, Any]:
     return {str(key): value for key, value in (node or {}).items()}
 
 
-def name_here(kind: LossKind, name: str) -> str | None:
-    """Return the row of a loss that has only verl's name for it, "vanilla"; None for every other name."""
-    return None if name in of_kind(losses(), kind) else VERL.row_of(**{verl.CHOOSES[kind]: name})
-
-
 def is_known(name: str, kind: Kind) -> bool:
     """Whether a registered name is ours and its loss exists."""
     named = registered.loss_in(name)
     return registered.is_ours(name) and (named is None or named in of_kind(losses(), kind))
 
 
-def check_names() -> None:
-    """Raise ConfigError where verl has another package's function under a name of ours.
+def check_name() -> None:
+    """Raise ConfigError where verl has another package's function under our name `composer`.
 
     verl replaces a policy loss that is registered a second time, and does not say so.
     """
-    for kind, (key, registry) in NAMES.items():
-        for name, function in upstream.registry(registry).items():
-            module = str(getattr(function, "__module__", None))
-            if module.partition(".")[0] != "composer_plugins" and is_known(name, kind):
-                place = f"{module}.{getattr(function, '__qualname__', function)}"
-                problem = f"{name!r} is {place} in verl's registry, and not the function of composer-plugins"
-                raise ConfigError(key, problem, "register that one under another name, or do not load it")
+    for key, registry in ((Key.LOSS_MODE, "losses"), (Key.ESTIMATOR, "estimators")):
+        function = upstream.registry(registry).get("composer")
+        module = str(getattr(function, "__module__", None))
+        if function is not None and module.partition(".")[0] != "composer_plugins":
+            place = f"{module}.{getattr(function, '__qualname__', function)}"
+            problem = f"'composer' is {place} in verl's registry, and not the function of composer-plugins"
+            raise ConfigError(key, problem, "register that one under another name, or do not load it")
 
 
 def asked(
@@ -132,21 +121,9 @@ def asked(
     """
     more = f" {WORKER_OVERRIDES}" if kind == "policy" and not node else ""
     write = for_a_shell(f"++{NODE}")  # hydra then takes it whether the key is there or not
-    wrong, ours = Findings(), dict(node)
-    for one in KINDS:
-        if (row := name_here(one, str(node.get(one)))) is not None:
-            problem, ours[one] = f"{ours[one]!r} is verl's own name", row
-            wrong.append(Finding("error", f"{table}.{one}", problem, f"set {row}, its name here"))
-    found, findings = ask(
-        VERL, ours, moved, kind=kind, name=name, at=table, write=lambda key, value: write(key, value) + more
+    return ask(
+        VERL, node, moved, kind=kind, name=name, at=table, write=lambda key, value: write(key, value) + more
     )
-    for need in found.choice.loss.needs if found is not None and kind == "advantage" else ():
-        if found is not None and need in verl.NOT_SUPPLIED:
-            why, remedy = verl.NOT_SUPPLIED[need]
-            problem = f"{found.choice.name!r} needs {need}, and {why}"
-            wrong.append(Finding("error", f"{table}.advantage", problem, remedy))
-    named = {one.key for one in wrong}
-    return found, Findings([*wrong, *(one for one in findings if one.key not in named)])
 
 
 def asked_in_a_run(
@@ -162,10 +139,8 @@ def asked_in_a_run(
     says once in each process which values train, and that verl's own options for them do not.
     """
     found, findings = asked(node, kind, name, moved)
-    if kind == "policy" and name is None and not node:
-        problem = "it is not set where the loss runs, so nothing says which loss 'composer' is"
-        remedy = f"set {NODE}.policy, and {WORKER_OVERRIDES}; or name composer/grpo, or another loss"
-        findings.append(Finding("error", WORKER_NODE, problem, remedy))
+    if kind == "policy":
+        findings += unnamed("composer" if name is None else name, node)
     findings.refuse()
     assert found is not None
     choice = found.choice
@@ -176,16 +151,30 @@ def asked_in_a_run(
     return found
 
 
+def unnamed(loss: str, seen: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield an error where the table of the actor's workers, `seen`, does not say which loss `composer` is.
+
+    Another package may have that name too.
+    """
+    if loss == "composer" and not seen:
+        problem = "it is not set where the loss runs, so nothing says which loss 'composer' is"
+        remedy = f"set {NODE}.policy, and {WORKER_OVERRIDES}; or name composer/grpo, or another loss"
+        yield Finding("error", WORKER_NODE, problem, remedy)
+
+
 def different_in_the_workers(
     config: ComposerConfig, node: Mapping[str, Any], policy_loss: Mapping[str, Any], seen: Mapping[str, Any]
 ) -> Iterator[Finding]:
-    """Yield options of the policy that have another value in the actor's workers, where our loss runs.
+    """Yield what our policy loss does not get as the driver has it, in the actor's workers.
 
     `node` has the driver's options, which `config` is made of, and `seen` those of the workers, which are
     the entry `composer` of verl's table `policy_loss`.
     """
     loss = str(policy_loss.get("loss_mode"))
     if not registered.is_ours(loss):
+        return
+    if nameless := [*unnamed(loss, seen)]:
+        yield from nameless
         return
     named = registered.loss_in(loss)
     theirs = ({"policy": named} if named else {}) | dict(seen)
@@ -219,7 +208,6 @@ class AskedOnce:
         workers = upstream.beside(config, Key.POLICY_LOSS) if of_driver else None
         state = mode, values_of(config), workers and values_of(workers)
         if is_new := self.asked is None or self.state != state:
-            check_names()
             node, moved = node_of(table), upstream.moved(self.kind, config)
             self.asked = asked_in_a_run(node, self.kind, self.name, mode, moved)
             if workers is not None:

@@ -27,11 +27,11 @@ def register() -> None:
 
     from composer_plugins.adapters.verl_plugin.estimators import estimator
     from composer_plugins.adapters.verl_plugin.loss import policy_loss
-    from composer_plugins.adapters.verl_plugin.options import check_names
+    from composer_plugins.adapters.verl_plugin.options import check_name
     from composer_plugins.frameworks.verl import VERL
     from composer_plugins.losses.registry import losses
 
-    check_names()
+    check_name()
     if NAME in ADV_ESTIMATOR_REGISTRY:
         return
     register_adv_est(NAME)(estimator(None))

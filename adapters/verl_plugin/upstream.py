@@ -33,7 +33,6 @@ TRAINER_MODULE = "composer_plugins.adapters.verl_plugin.sync_trainer.trainer"
 REGISTRIES = {
     "estimators": ("verl.trainer.ppo.core_algos", "ADV_ESTIMATOR_REGISTRY"),
     "losses": ("verl.trainer.ppo.core_algos", "POLICY_LOSS_REGISTRY"),
-    "trainers": ("verl.trainer.ppo.v1.trainer_base", "TRAINER_REGISTRY"),
 }
 # The classes of the configs that a loss and an estimator get, with the defaults of verl's options.
 CONFIGS: dict[Kind, tuple[str, str]] = {
@@ -136,18 +135,17 @@ def validation_error(config: Mapping[str, Any]) -> str:
 
 
 def registry(kind: str) -> dict[str, Any]:
-    """Return one of verl's registries: a function or a class by its name."""
+    """Return one of verl's registries: a function by its name."""
     module, name = REGISTRIES[kind]
     found: dict[str, Any] = getattr(import_module(module), name)
     return found
 
 
-def registries(*, trainers: bool = True) -> dict[str, list[str]]:
-    """Return the names in verl's registries; none of a registry that this verl does not have."""
+def registries() -> dict[str, list[str]]:
+    """Return the names in verl's registries; none where its module does not import, which the plugin says."""
     found: dict[str, list[str]] = {kind: [] for kind in REGISTRIES}
-    for kind in found if trainers else found.keys() - {"trainers"}:
-        with suppress(Exception):  # verl before 0.9 has no v1, and v1 needs TransferQueue
-            found[kind] = sorted(registry(kind))
+    with suppress(Exception):
+        found |= {kind: sorted(registry(kind)) for kind in REGISTRIES}
     return found
 
 

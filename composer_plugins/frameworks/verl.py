@@ -44,18 +44,6 @@ BY_GEOMETRIC_MEAN = ("gmpo@verl",)  # weighs a row by the geometric mean of its 
 CLIPPED_BY_SIGN, NEVER_CLIPPED = ("gmpo",), ("sapo",)
 TOKEN_BASELINES = ("optimal_token_baseline", "tir_optimal_token_baseline")
 NEED_MORE = ("gae", "remax", "gdpo", *TOKEN_BASELINES)  # estimators whose inputs verl gives to its own only
-# Inputs of an estimator that verl's trainers compute for an estimator of their own only, and what to set.
-NOT_SUPPLIED = {
-    "baselines": (
-        "verl samples the greedy baselines for its own estimator 'remax' only, in the legacy trainer",
-        f"set {Key.ESTIMATOR}=remax {Key.USE_V1}=False, or {Key.ESTIMATOR}=composer/rloo",
-    ),
-    "sum_pi_squared": (
-        "verl gives it, and log-probabilities, to its own estimators of this name only",
-        f"set {Key.ESTIMATOR}=optimal_token_baseline (with tools tir_optimal_token_baseline) and "
-        f"{Key.ACTOR}.calculate_sum_pi_squared=True",
-    ),
-}
 _CORRECTED = "verl corrects for the rollout engine itself", "remove it, and set algorithm.rollout_correction"
 UNAVAILABLE = {
     "old_policy": ("verl keeps old_log_probs itself", "remove it"),

@@ -51,7 +51,6 @@ FACTS: dict[str, Any] = {
     "composition": "",
     "estimators": ["composer", "composer/reinforce_pp_baseline", "composer/rloo", "gae", "grpo", "rloo"],
     "losses": ["composer", *OUR_LOSSES, "geo_mean", "vanilla"],
-    "trainers": ["colocate_async", TRAINER, "separate_async", "sync"],
 }
 
 
@@ -159,7 +158,6 @@ OF_LOGITS, OF_ROLLOUTS = f"{__name__}:of_logits", f"{__name__}:of_rollouts"
 MISTAKES: dict[str, Changes] = {
     "an unknown estimator": {ESTIMATOR: "composer/rlo"},
     "an unknown loss": {LOSS_MODE: "composer/cipso"},
-    "an unknown trainer": OURS | {MODE: "snc"},
     "one rollout of each prompt": OURS | {GROUP_SIZE: 1},
     "a reduction that gmpo@verl does not have": OURS | both(policy="gmpo@verl") | {AGG: "token-sum"},
     "a hint in the advantages that verl's own loss averages": (
@@ -170,12 +168,9 @@ MISTAKES: dict[str, Changes] = {
     "a policy in the workers beside verl's loss": (
         OURS | loss(_target_=TARGET, composer={"policy": "cispo"})
     ),
-    "a dialect in a registered name": {ESTIMATOR: "composer/grpo@verl"},
-    "an import path in place of a registered name": OURS | {LOSS_MODE: "my.losses:mine"},
     "an unknown option": OURS | node(hint_wieght=0.1),
     "an option of the wrong type": OURS | node(hint_weight="0.1"),
     "an unknown advantage": OURS | node(advantage="grop"),
-    "an advantage whose baselines verl does not compute": OURS | node(advantage="remax@verl"),
     "an advantage whose components verl does not pass": OURS | node(advantage="gdpo"),
     "a critic": OURS | {"critic.enable": True},
     "two advantages": {ESTIMATOR: "composer/rloo"} | node(advantage="grpo"),
@@ -185,9 +180,6 @@ MISTAKES: dict[str, Changes] = {
     "verl's name of a parameter": OURS | PAPERS | both(policy_params={"clip_ratio_c": 3.0}),
     "a parameter among the options": OURS | PAPERS | both(clip_ratio_high=0.28),
     "a lambda of GAE": OURS | algorithm(lam=0.9),
-    "verl's name of a loss of ours": {LOSS_MODE: "composer/vanilla"},
-    "verl's name of an advantage of ours": {ESTIMATOR: "composer/grpo_passk"},
-    "verl's name of a loss as an option": OURS | node(policy="geo_mean"),
     "what verl does itself": OURS | node(rollout_correction="tis"),
     "no table": OURS | {NODE: 3},
     "options that nothing reads": GRPO | node(advantage="rloo"),

@@ -87,7 +87,7 @@ def examined(request: dict[str, Any]) -> dict[str, Any]:
         "verl": verl(request["plugin"]),
         "config": None,
         "composition": "",
-        **{kind: [] for kind in ("estimators", "losses", "trainers", "findings")},
+        **{kind: [] for kind in ("estimators", "losses", "findings")},
     }
     usable = not facts["verl"]["error"]
     if usable and request["compose"]:

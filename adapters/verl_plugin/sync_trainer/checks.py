@@ -13,7 +13,6 @@ from composer_plugins.adapters.verl_plugin.options import (
     NODE,
     POLICY_OPTIONS,
     SAMPLED,
-    TARGET,
     TRAINER,
     WORKER_NODE,
     Channels,
@@ -28,15 +27,7 @@ from composer_plugins.losses.registry import registry
 from composer_plugins.objective.asking import Asked
 from composer_plugins.objective.registered import is_ours, loss_in
 
-LISTED = "composer-plugins list --framework verl shows ours"
 SET_LENGTH = "set it, to data.max_response_length for example"
-NOT_OURS = Finding(
-    "warning",
-    Key.LOSS_MODE,
-    "it is 'composer', a name that another package may have too, and none of "
-    f"{NODE}, {Key.LOSS_TARGET} and {Key.ESTIMATOR} says that it is ours, so the loss is not known",
-    "for ours, write composer/grpo, or composer/ and the name of another loss",
-)
 
 
 class Run(NamedTuple):
@@ -59,27 +50,14 @@ class Run(NamedTuple):
         return str(self.at(Key.LOSS_MODE))
 
     @property
-    def names_our_loss(self) -> bool:
-        """Whether the policy loss is ours; another package may have the name `composer` too."""
-        if self.loss != "composer":
-            return is_ours(self.loss)
-        names_us = is_ours(self.estimator) or self.at(Key.TRAINER_MODE) == TRAINER
-        return names_us or self.at(NODE) is not None or self.at(Key.LOSS_TARGET) == TARGET
-
-    @property
     def trainer(self) -> str:
         """The v1 trainer's registered name; "" where verl's legacy trainer runs, as always before 0.9."""
         return str(self.at(Key.TRAINER_MODE)) if self.at(Key.USE_V1) else ""
 
     @property
-    def names_trainer(self) -> bool:
-        """Whether the config names a v1 trainer other than verl's default."""
-        return self.trainer not in ("", upstream.DEFAULT_TRAINER)
-
-    @property
     def inputs(self) -> list[str]:
         """The inputs that composer_sync passes to the policy loss of this config, a sound one."""
-        if not self.names_our_loss:
+        if not is_ours(self.loss):
             return []
         asked, _ = verl_options.asked(self.node(WORKER_NODE), "policy", loss_in(self.loss))
         found = verl_options.from_batch(asked.choice) if asked is not None else []
@@ -121,20 +99,16 @@ def findings(run: Run, known: Mapping[str, Collection[str]]) -> list[Finding]:
 def examined(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the names in verl's registries, and the findings in a config."""
     run = Run(config)
-    known: dict[str, Any] = upstream.registries(trainers=run.names_trainer)
-    wrong = Findings()
-    if known["losses"]:
-        with wrong.collected():
-            verl_options.check_names()
-    return known | {"findings": [*wrong, *findings(run, known)]}
+    known: dict[str, Any] = upstream.registries()
+    return known | {"findings": findings(run, known)}
 
 
 def diagnosed(config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the doctor's facts: what `examined` returns, what verl refuses, why composer_sync fails to load.
 
-    composer_sync is loaded only where the config names a trainer, or where there is none.
+    composer_sync is loaded only where the config names it, or where there is no config.
     """
-    failure = upstream.trainer_failure() if config is None or Run(config).names_trainer else ""
+    failure = upstream.trainer_failure() if config is None or Run(config).trainer == TRAINER else ""
     if config is None:
         return upstream.registries() | {"failure": failure, "findings": []}
     facts = examined(config)
@@ -146,10 +120,8 @@ def diagnosed(config: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Finding]:
     yield from _unknown_names(run, known)
-    # Where the trainer's name is unknown, the channels are examined all the same.
-    is_unknown = bool(run.trainer and known["trainers"]) and run.trainer not in known["trainers"]
-    delivers = run.trainer == TRAINER or is_unknown
-    if not (delivers or is_ours(run.estimator) or run.names_our_loss):
+    delivers = run.trainer == TRAINER
+    if not (delivers or is_ours(run.estimator) or is_ours(run.loss)):
         yield _nothing_of_ours(run)
         return
     for key in (NODE, WORKER_NODE):
@@ -176,7 +148,8 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
         return asked
 
     chosen(node, "advantage", run.estimator)
-    of_tokens = chosen(seen, "policy", run.loss)
+    nameless = any(verl_options.unnamed(run.loss, seen))
+    of_tokens = None if nameless else chosen(seen, "policy", run.loss)
     named = loss_in(run.loss) if verl_options.is_known(run.loss, "policy") else None
     whole, more = verl_options.asked(node, "policy", named)
     found += more
@@ -207,41 +180,22 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
         yield from _channel_conflicts(run, channels)
 
 
-def _unknown_names(run: Run, registered: Mapping[str, Collection[str]]) -> Iterator[Finding]:
-    """Yield the names that verl does not know; verl itself notices them only after the first rollout."""
-    for key, noun, name, known in (
-        (Key.ESTIMATOR, "advantage estimator", run.estimator, registered["estimators"]),
-        (Key.LOSS_MODE, "policy loss", run.loss, registered["losses"]),
-        (Key.TRAINER_MODE, "trainer", run.trainer, registered["trainers"]),
+def _unknown_names(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Finding]:
+    """Yield the names of ours that verl does not know; verl notices them only after the first rollout."""
+    for key, noun, name, kind in (
+        (Key.ESTIMATOR, "advantage estimator", run.estimator, "estimators"),
+        (Key.LOSS_MODE, "policy loss", run.loss, "losses"),
     ):
         # If none of our names is registered, the doctor reports that once, as a finding of the environment.
-        absent = key != Key.TRAINER_MODE and is_ours(name) and not any(map(is_ours, known))
-        if not known or not name or name in known or absent:
-            continue
-        option: LossKind = "advantage" if key == Key.ESTIMATOR else "policy"
-        bare = name.removeprefix("composer/")
-        here = None if key == Key.TRAINER_MODE else verl_options.name_here(option, bare)
-        if here is not None:
-            problem = f"verl has no {noun} {name!r}: {bare!r} is verl's own name"
-            remedy = f"set {key}=composer, and {NODE}.{option}={here}, its name here"
-            yield Finding("error", key, problem, remedy)
-        elif key != Key.TRAINER_MODE and ("@" in name or ":" in name):  # of algorithm.composer's options
-            problem = f"verl has no {noun} {name!r}: its name has neither a dialect nor an import path"
-            remedy = f"set {key}=composer, and {NODE}.{option}={bare}"
-            yield Finding("error", key, problem, remedy)
-        elif name != TRAINER:
-            error = unknown(key, name, known, noun=noun, more=LISTED)
-            yield Finding.from_error(with_plugin_problems(error, bare, registry()))
-        elif any(map(is_ours, registered["estimators"])):
-            problem = f"the plugin has registered its losses, and no trainer {TRAINER!r}"
-            remedy = f'see python -W default -c "import verl": {TRAINER} needs verl 0.9 and verl[verl-core]'
-            yield Finding("error", key, problem, remedy)
+        ours = [one for one in known[kind] if is_ours(one)]
+        if ours and is_ours(name) and name not in ours:
+            more = "composer-plugins list --framework verl shows ours"
+            error = unknown(key, name, ours, noun=noun, more=more)
+            yield Finding.from_error(with_plugin_problems(error, name.removeprefix("composer/"), registry()))
 
 
 def _nothing_of_ours(run: Run) -> Finding:
     """Return the finding for a config in which no estimator, loss or trainer of this package runs."""
-    if is_ours(run.loss):
-        return NOT_OURS
     names = f"{Key.ESTIMATOR} is {run.estimator!r}, {Key.LOSS_MODE} is {run.loss!r}"
     choose = f"set {Key.ESTIMATOR}=composer, {Key.LOSS_MODE}=composer, or both"
     if run.node(NODE):

@@ -2,12 +2,7 @@
 
 import pytest
 
-from composer_plugins.adapters.verl_plugin.options import (
-    asked,
-    asked_in_a_run,
-    reduction,
-    under_composer_sync,
-)
+from composer_plugins.adapters.verl_plugin.options import asked_in_a_run, reduction, under_composer_sync
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.contract import parameters_of
 from composer_plugins.frameworks.registry import called
@@ -68,9 +63,3 @@ def test_composer_without_a_table_names_no_loss() -> None:
     """So the workers have none of the driver's options, where another loss than GRPO may be named."""
     with pytest.raises(ConfigError, match="nothing says which loss 'composer' is"):
         asked_in_a_run({}, "policy", None, "token-mean")
-
-
-def test_the_parameters_of_a_loss_under_verls_own_name_are_those_of_its_row() -> None:
-    node = {"advantage": "reinforce_plus_plus", "advantage_params": {"gamma": 0.9}}
-    found = asked(node, "advantage", None)[1]
-    assert [one.problem for one in found] == ["'reinforce_plus_plus' is verl's own name"]
