@@ -296,27 +296,6 @@ def reference(choice: Choice, *, delivers: bool, loaded: bool = False, kl: str =
         yield Finding("warning", kl, problem, f"set {kl}=0, or leave the KL out of the loss")
 
 
-def check_its_result(choice: Choice) -> None:
-    """Raise ConfigError where a user's own loss returns no loss, by a call on tiny tensors.
-
-    A loss that fails on these for a reason of its own is left to `composer-plugins check`.
-    """
-    import torch
-
-    from composer_plugins.losses.calling import call
-
-    ones = torch.ones(2, 3)
-    logprobs = dict.fromkeys(("logprobs", "old_logprobs", *verl.BATCH_INPUTS), -ones)
-    tensors = {**logprobs, "logprobs": (-ones).requires_grad_(), "advantages": ones, "mask": ones.bool()}
-    tensors |= {"rewards": ones[:, 0], "group_ids": torch.zeros(2).long(), "lengths": ones.sum(-1).long()}
-    try:
-        call(choice, tensors | {"token_rewards": ones})
-    except ConfigError:
-        raise
-    except Exception:
-        return
-
-
 def reduction(choice: Choice, mode: str) -> Iterator[Finding]:
     """Yield a warning where loss_agg_mode is not the reduction that belongs to the loss.
 

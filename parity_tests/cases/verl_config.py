@@ -132,11 +132,6 @@ def of_entropies(logprobs: Any, entropies: Any, mask: Any) -> Any:
     """A loss that asks for an input that verl does not provide."""
 
 
-def of_tensor(logprobs: Any, advantages: Any, mask: Any) -> Any:
-    """A policy loss that returns a tensor, and no loss with its metrics."""
-    return -logprobs * advantages
-
-
 def of_gold_nll(chosen: Any, rejected: Any, gold_nll: Any) -> Any:
     """A preference loss that asks for an input that verl does not provide."""
 
@@ -193,7 +188,6 @@ MISTAKES: dict[str, Changes] = {
     "a misspelt option in the workers' node": OURS | workers(polisy="grpo"),
     "a loss over the whole batch": OURS | workers(policy="clip_cov"),
     "an input that verl does not have": OURS | workers(policy=OF_ENTROPIES),
-    "a loss that returns a bare tensor": OURS | both(policy=f"{__name__}:of_tensor"),
     "a reduction that is not the paper's": {LOSS_MODE: "composer/grpo"},
     "a hint in the advantages that adv_tau scales": BYPASSED | both(policy="ipo", **scaled(0.5)),
     "an adv_tau of 0 and a hint in the advantages": BYPASSED | both(policy="ipo", **scaled(0.0)),

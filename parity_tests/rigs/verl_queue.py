@@ -117,7 +117,7 @@ def trainer(queue: Queue, tokenizer: Any, node: dict[str, Any]) -> Any:
     """What hint.py, replay.py and batch_layout.py read of a trainer: two ranks, micro-batches of three."""
     sampling = {"temperature": 1.0, "n": 2, "log_prob_use_dynamic_bsz": False}
     models = {
-        "rollout": sampling | {"log_prob_micro_batch_size_per_gpu": 3, "prompt_length": 512},
+        "rollout": sampling | {"log_prob_micro_batch_size_per_gpu": 3},
         "ref": sampling | {"log_prob_micro_batch_size_per_gpu": 4},
         "actor": {"use_dynamic_bsz": False, "ppo_mini_batch_size": 2, "ppo_micro_batch_size_per_gpu": 2},
     }

@@ -139,9 +139,6 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
         try:
             asked, more = verl_options.asked(table, kind, loss_in(registered), moved, key)
             found.extend(more)
-            with found.collected(key):
-                if asked is not None and asked.choice.is_third_party:
-                    verl_options.check_its_result(asked.choice)
         except Exception as error:  # a plugin's loss that does not import
             remedy = "correct or remove the loss that is named"
             found.append(Finding("error", key, in_a_line(error), remedy))

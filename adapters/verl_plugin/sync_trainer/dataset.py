@@ -90,7 +90,6 @@ class RowCheck:
             problem = f"it is {str(prompt)[:60]!r}"
             raise DataError("prompt", problem, "write messages, each with role and content")
         if "hint" in self.channels:
-            self.prompts.check_prompt(messages)
             found["hint"] = columns.hint_notes(row, messages)
             if (hint := hint_of(row)) is not None:
                 ids = self.prompts.ids(hinted_prompt(messages, hint, self.prompts.template))

@@ -10,7 +10,6 @@ from composer_plugins.adapters.verl_plugin.upstream import has_adapter, token_li
 from composer_plugins.errors import DataError
 
 Messages = list[dict[str, Any]]
-FIT = "set data.filter_overlong_prompts=True, raise data.max_prompt_length, or set hint_weight=0"
 
 
 class Prompts:
@@ -22,7 +21,6 @@ class Prompts:
         self.template = trainer.channels.config.teacher_prompt_template
         own_reference = trainer.channels.uses_reference and not has_adapter(trainer.config)
         self.limit = min([trainer.positions, *token_limits(trainer.config, own_reference=own_reference)])
-        self.prompt_limit = trainer.config.actor_rollout_ref.rollout.prompt_length
         self.cache: dict[str, list[int]] = {}  # a prompt is sampled many times
 
     def ids(self, messages: columns.Prompt, **options: Any) -> list[int]:
@@ -40,18 +38,11 @@ class Prompts:
         if self.ids(messages) != prompt.tolist():
             problem = "a rollout's prompt is not its row's prompt in the chat template, so the place of the "
             problem += "hint is not known (an agent loop, a tool or a truncation changed it)"
-            raise DataError("prompt", problem, FIT)
+            remedy = "set data.filter_overlong_prompts=True, raise data.max_prompt_length, "
+            raise DataError("prompt", problem, f"{remedy}or set hint_weight=0")
         ids = self.ids(columns.hinted_prompt(messages, hint, self.template))
         self.check_length(len(ids) + len(response), "prompt + hint + response")
         return torch.tensor(ids)
-
-    def check_prompt(self, messages: Messages) -> None:
-        """Raise DataError for a prompt that verl cuts, so that the place of the hint would not be known."""
-        if (length := len(self.ids(messages))) > self.prompt_limit:
-            problem = f"{length} tokens are more than the {self.prompt_limit} of rollout.prompt_length, to "
-            raise DataError(
-                "prompt", f"{problem}which verl cuts a prompt, also with data.truncation=error", FIT
-            )
 
     def completion(
         self, messages: Messages, side: columns.Completion, row: columns.Row

@@ -31,7 +31,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.replay import Replayed, 
 from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopKLogprobsWorker
 from composer_plugins.adapters.verl_plugin.upstream import SHOW_LOGITS
 from composer_plugins.config import at
-from composer_plugins.errors import ConfigError, enforce
+from composer_plugins.errors import enforce
 from composer_plugins.frameworks.verl import Key
 from composer_plugins.health.watch import Health
 
@@ -63,9 +63,6 @@ class ComposerTrainer(PPOTrainerSync):
         super()._init_dataloader()
         if not self.policy_only:
             model = omega_conf_to_dataclass(self.config.actor_rollout_ref.model).hf_config.get_text_config()
-            if (k := self.channels.config.hint_top_k) is not None and k >= (size := model.vocab_size):
-                problem = f"it is {k}, and the vocabulary has {size} entries"
-                raise ConfigError(f"{verl_options.NODE}.hint_top_k", problem, f"set it to at most {size - 1}")
             self.positions = getattr(model, "max_position_embeddings", sys.maxsize)
             self.columns = check_rows(self)
 

@@ -13,7 +13,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.dataset import check_row
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import column_values, rows_of
 from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
 from composer_plugins.adapters.verl_plugin.sync_trainer.trainer import ComposerTrainer
-from composer_plugins.errors import ComposerError, ComposerWarning, ConfigError, DataError
+from composer_plugins.errors import ComposerError, ComposerWarning, DataError
 from parity_tests.rigs.verl_trainer import LIVE, SIMPO, checked
 
 # torchdata's loader calls it, and torch 2.13 warns.
@@ -69,13 +69,6 @@ def test_of_several_processes_the_error_of_the_first_row_is_raised(make: Make) -
     bad = ["a"] * 9 + [" ", "x" * 600]
     with pytest.raises(DataError, match="^training data, row 9, privileged_context: it is empty"):
         checked(make(LIVE, "data.filter_overlong_prompts_workers=3", privileged_context=bad))
-
-
-def test_more_entries_than_the_vocabulary_has_are_refused_before_a_worker_is_started(make: Make) -> None:
-    node = LIVE | {"hint_divergence": "jsd"}
-    with pytest.raises(ConfigError, match="hint_top_k: it is 261, and the vocabulary has 261 entries"):
-        checked(make(node | {"hint_top_k": 261}))
-    checked(make(node | {"hint_top_k": 260}))
 
 
 def test_taids_t_walks_from_its_start_to_its_end_over_the_run(make: Make) -> None:
