@@ -172,8 +172,8 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
         correction[Key.BYPASS] = True
     if correction:
         options |= {**correction, Key.ROLLOUT_LOGPROBS: True}
-    found = None if objective.no_policy or kl else verl_options.channels_of(_asked(node, "policy", None))
-    if found is not None and found.uses_reference:
+    asked = None if objective.no_policy or kl else _asked(node, "policy", None)
+    if asked is not None and verl_options.Channels(asked.config, asked.hint, asked.replay).uses_reference:
         options |= {Key.USE_KL_LOSS: True, Key.KL_COEF: 0.0}  # without it verl has no reference policy
     if objective.entropy:
         options[Key.ENTROPY] = objective.entropy

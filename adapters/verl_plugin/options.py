@@ -237,20 +237,12 @@ def values_of(config: Any) -> Any:
     return values
 
 
-def channels_of(found: Asked) -> Channels:
-    """Return the channels that have a weight."""
-    return Channels(found.config, found.hint, found.replay)
-
-
 def channels_of_node(node: Mapping[str, Any]) -> Channels:
     """Return the channels as composer_sync delivers them."""
     found, findings = asked(node, "policy", None)
-    if found is not None:
-        with findings.collected():
-            check_hint(channels_of(found))
     findings.refuse()
     assert found is not None
-    return channels_of(found)
+    return delivered(found)
 
 
 def undelivered(config: ComposerConfig, *, delivers: bool) -> Iterator[Finding]:
@@ -311,11 +303,12 @@ def reduction(choice: Choice, mode: str) -> Iterator[Finding]:
     yield from denominator_of_another(choice, VERL, mode, Key.AGG_MODE)
 
 
-def check_hint(found: Channels) -> None:
-    """Raise ConfigError for a hint that composer_sync cannot deliver."""
-    config, hint = found.config, found.hint
+def delivered(asked: Asked) -> Channels:
+    """Return the channels that have a weight. ConfigError for a hint that composer_sync cannot deliver."""
+    config, hint = asked.config, asked.hint
+    found = Channels(config, hint, asked.replay)
     if hint is None:
-        return
+        return found
     if config.hint_teacher == "ema":
         problem = "'ema' is not available here, because verl keeps no average of the policy's weights"
         remedy = "set base (the reference policy) or live (the policy itself)"
@@ -338,3 +331,4 @@ def check_hint(found: Channels) -> None:
     elif config.hint_top_k is not None:
         what = repr(hint.name) if found.hint_is_loss else "hint_estimator='advantage'"
         raise ConfigError("hint_top_k", f"{what} uses the sampled token alone", "remove it")
+    return found

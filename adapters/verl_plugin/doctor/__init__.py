@@ -30,14 +30,13 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
     request = request_of(files, target)
     facts = ask(target.python, Path(probe.__file__), json.dumps(request))
     release = upstream.release_of(facts["verl"]["version"])
-    composed = ""
-    for file in files:
-        composed = f", composed with --config-dir {file.resolve().parent} --config-name {file.stem}"
-        composed = ", read by itself" if facts["verl"]["absent"] else composed
-    found = list(judge(facts, target.python))
+    against, found = compared_with(target, facts, release), list(judge(facts, target.python))
     if facts["verl"]["absent"] and request["compose"]:
+        against += ", read by itself" if files else ""
         found += resolve("verl", one_config(files, target.overrides), option="--framework").findings
-    return Examination(compared_with(target, facts, release) + composed, tuple(found))
+    elif files:
+        against += f", composed with --config-dir {request['folder']} --config-name {files[0].stem}"
+    return Examination(against, tuple(found))
 
 
 def request_of(files: Sequence[Path], target: Target) -> dict[str, Any]:
@@ -45,22 +44,13 @@ def request_of(files: Sequence[Path], target: Target) -> dict[str, Any]:
     if len(files) > 1:
         problem = f"{', '.join(map(str, files))} are several files, and main_ppo takes one"
         raise ConfigError("FILE", problem, "name the others in its defaults list")
-    request = {
+    return {
         "compose": bool(files or target.overrides or target.config),
-        "folder": "",
-        "name": target.config or "ppo_trainer",
+        "folder": str(files[0].resolve().parent) if files else "",
+        "name": files[0].name if files else target.config or "ppo_trainer",
+        "overrides": list(target.overrides),
+        "plugin": upstream.PLUGIN,
     }
-    for file in files:
-        if file.suffix != ".yaml":
-            problem = "hydra reads files that end in .yaml"
-            raise ConfigError(str(file), problem, "rename it, or write an override as key=value")
-        try:
-            file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            problem = f"it cannot be read: {getattr(error, 'strerror', error)}"
-            raise ConfigError(str(file), problem, "name a readable file") from None
-        request |= {"folder": str(file.resolve().parent), "name": file.name}
-    return request | {"overrides": list(target.overrides), "plugin": upstream.PLUGIN}
 
 
 def judge(facts: Mapping[str, Any], python: str) -> Iterator[Finding]:

@@ -27,8 +27,6 @@ from composer_plugins.losses.registry import registry
 from composer_plugins.objective.asking import Asked
 from composer_plugins.objective.registered import is_ours, loss_in
 
-SET_LENGTH = "set it, to data.max_response_length for example"
-
 
 class Run(NamedTuple):
     """A composed config of verl as plain mappings."""
@@ -90,32 +88,24 @@ def findings(run: Run, known: Mapping[str, Collection[str]]) -> list[Finding]:
         for finding in _findings(run, known):
             if finding not in found:  # the driver's options and the workers' are often the same
                 found.append(finding)
-    except (AttributeError, TypeError, ValueError) as error:  # a list where a number is compared
-        problem = f"a value has the wrong type, and what follows was not examined: {in_a_line(error)}"
+    except Exception as error:  # a list where a number is compared, a plugin's loss that does not import
+        problem = f"what follows was not examined: {in_a_line(error)}"
         found.append(Finding("error", "actor_rollout_ref", problem, "correct it"))
     return found
 
 
-def examined(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the names in verl's registries, and the findings in a config."""
-    run = Run(config)
-    known: dict[str, Any] = upstream.registries()
-    return known | {"findings": findings(run, known)}
-
-
 def diagnosed(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the doctor's facts: what `examined` returns, what verl refuses, why composer_sync fails to load.
+    """Return the doctor's facts: the names in verl's registries, findings, why composer_sync fails to load.
 
     composer_sync is loaded only where the config names it, or where there is no config.
     """
-    failure = upstream.trainer_failure() if config is None or Run(config).trainer == TRAINER else ""
-    if config is None:
-        return upstream.registries() | {"failure": failure, "findings": []}
-    facts = examined(config)
-    if error := upstream.validation_error(config):
+    known = upstream.registries()
+    found = list[Finding]() if config is None else findings(Run(config), known)
+    if config is not None and (error := upstream.validation_error(config)):
         problem = f"verl's validate_config raises {error.rstrip('.')}, and so does main_ppo"
-        facts["findings"].append(Finding("error", "main_ppo", problem, "correct it"))
-    return facts | {"failure": failure}
+        found.append(Finding("error", "main_ppo", problem, "correct it"))
+    failure = upstream.trainer_failure() if config is None or Run(config).trainer == TRAINER else ""
+    return {**known, "findings": found, "failure": failure}
 
 
 def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Finding]:
@@ -135,13 +125,8 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
             return None
         key = NODE if table in ({}, node) else WORKER_NODE
         moved = upstream.moved(kind, run.at(VERL.tables[kind]))
-        asked = None
-        try:
-            asked, more = verl_options.asked(table, kind, loss_in(registered), moved, key)
-            found.extend(more)
-        except Exception as error:  # a plugin's loss that does not import
-            remedy = "correct or remove the loss that is named"
-            found.append(Finding("error", key, in_a_line(error), remedy))
+        asked, more = verl_options.asked(table, kind, loss_in(registered), moved, key)
+        found.extend(more)
         return asked
 
     chosen(node, "advantage", run.estimator)
@@ -153,8 +138,7 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
     config, channels = whole and whole.config, None
     if whole is not None and delivers and not more.errors:
         with found.collected(NODE):
-            verl_options.check_hint(verl_options.channels_of(whole))
-            channels = verl_options.channels_of(whole)
+            channels = verl_options.delivered(whole)
     yield from found
     if is_ours(run.estimator) and run.at(Key.CRITIC):
         problem = f"it is True, and {run.estimator!r} has no returns for a critic to learn"
@@ -284,4 +268,5 @@ def _replay_conflicts(run: Run) -> Iterator[Finding]:
     if run.at(Key.AGG_MODE) == verl.NORM_MODE and run.at(Key.SCALE_FACTOR) is None:
         mode = verl.NORM_MODE
         problem = f"it is not set, and {mode!r} then divides by a width that replayed rows may change"
-        yield Finding("error", Key.SCALE_FACTOR, problem, SET_LENGTH)
+        remedy = "set it, to data.max_response_length for example"
+        yield Finding("error", Key.SCALE_FACTOR, problem, remedy)

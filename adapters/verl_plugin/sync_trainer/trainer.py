@@ -20,7 +20,7 @@ from verl.utils.profiler import marked_timer
 
 from composer_plugins.adapters.verl_plugin import options as verl_options
 from composer_plugins.adapters.verl_plugin.sync_trainer.batch_layout import add_replayed_rows
-from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run, examined
+from composer_plugins.adapters.verl_plugin.sync_trainer.checks import Run, findings
 from composer_plugins.adapters.verl_plugin.sync_trainer.dataset import check_rows
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import TAID_T
 from composer_plugins.adapters.verl_plugin.sync_trainer.health import measure_step
@@ -29,7 +29,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
 from composer_plugins.adapters.verl_plugin.sync_trainer.metrics import HINT, sums_to_means
 from composer_plugins.adapters.verl_plugin.sync_trainer.replay import Replayed, replayed_rows
 from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopKLogprobsWorker
-from composer_plugins.adapters.verl_plugin.upstream import SHOW_LOGITS
+from composer_plugins.adapters.verl_plugin.upstream import SHOW_LOGITS, registries
 from composer_plugins.config import at
 from composer_plugins.errors import enforce
 from composer_plugins.frameworks.verl import Key
@@ -50,7 +50,7 @@ class ComposerTrainer(PPOTrainerSync):
     def __init__(self, config: DictConfig) -> None:
         import_external_libs(at(config, Key.EXTERNAL_LIB))  # they may register names
         tree: Any = OmegaConf.to_container(config, resolve=True)
-        enforce(examined(tree)["findings"])
+        enforce(findings(Run(tree), registries()))
         self.inputs = Run(tree).inputs
         self.config = config
         self.channels = verl_options.channels_of_node(verl_options.node_of(config.algorithm))

@@ -212,8 +212,6 @@ def test_without_verl_a_config_is_read_by_itself(monkeypatch: pytest.MonkeyPatch
         (["algorithm.adv_estimator=composer"], "not known by the suffix --verl"),
         (["--verl", "--framework", "prime-rl"], "--verl: --framework prime-rl is given too"),
         (["--verl", "a.yaml", "b.yaml"], "a.yaml, b.yaml several files main_ppo takes one"),
-        (["--verl", "rl.toml"], "rl.toml: hydra reads files that end in .yaml"),
-        (["--verl", "nowhere.yaml"], "nowhere.yaml: it cannot be read: No such file"),
     ],
 )
 def test_what_cannot_be_examined_is_one_error(arguments: list[str], words: str) -> None:
