@@ -163,14 +163,13 @@ def unnamed(loss: str, seen: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def different_in_the_workers(
-    config: ComposerConfig, node: Mapping[str, Any], policy_loss: Mapping[str, Any], seen: Mapping[str, Any]
+    config: ComposerConfig, node: Mapping[str, Any], loss: str, seen: Mapping[str, Any]
 ) -> Iterator[Finding]:
     """Yield what our policy loss does not get as the driver has it, in the actor's workers.
 
-    `node` has the driver's options, which `config` is made of, and `seen` those of the workers, which are
-    the entry `composer` of verl's table `policy_loss`.
+    `node` has the driver's options, which `config` is made of, and `seen` those of the workers. `loss` is the
+    name of the policy loss.
     """
-    loss = str(policy_loss.get("loss_mode"))
     if not registered.is_ours(loss):
         return
     if nameless := [*unnamed(loss, seen)]:
@@ -211,9 +210,9 @@ class AskedOnce:
             node, moved = node_of(table), upstream.moved(self.kind, config)
             self.asked = asked_in_a_run(node, self.kind, self.name, mode, moved)
             if workers is not None:
-                ours = self.asked.config
-                enforce(policy_without_effect(ours, str(workers.get("loss_mode"))))
-                enforce(different_in_the_workers(ours, node, workers, node_of(workers)))
+                ours, loss = self.asked.config, str(workers.get("loss_mode"))
+                enforce(policy_without_effect(ours, loss))
+                enforce(different_in_the_workers(ours, node, loss, node_of(workers)))
             self.state = state
         assert self.asked is not None
         return self.asked, is_new

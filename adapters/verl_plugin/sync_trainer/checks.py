@@ -135,7 +135,7 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
     named = loss_in(run.loss) if verl_options.is_known(run.loss, "policy") else None
     whole, more = verl_options.asked(node, "policy", named)
     found += more
-    config, channels = whole and whole.config, None
+    channels = None
     if whole is not None and delivers and not more.errors:
         with found.collected(NODE):
             channels = verl_options.delivered(whole)
@@ -143,13 +143,12 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
     if is_ours(run.estimator) and run.at(Key.CRITIC):
         problem = f"it is True, and {run.estimator!r} has no returns for a critic to learn"
         yield Finding("error", Key.CRITIC, problem, f"set {Key.CRITIC}=False, or {Key.ESTIMATOR}=gae")
-    if config is not None:
-        yield from _without_effect(run, config)
+    if whole is not None:
+        yield from _without_effect(run, whole.config)
         yield from _read_elsewhere(run, seen)
-        policy_loss = run.node(Key.POLICY_LOSS)
         if not more.errors:
-            yield from verl_options.different_in_the_workers(config, node, policy_loss, seen)
-        yield from verl_options.undelivered(config, delivers=delivers)
+            yield from verl_options.different_in_the_workers(whole.config, node, run.loss, seen)
+        yield from verl_options.undelivered(whole.config, delivers=delivers)
     if of_tokens is not None:
         yield from verl_options.reduction(of_tokens.choice, str(run.at(Key.AGG_MODE)))
         has_reference = upstream.needs_reference(run.tree)
@@ -210,7 +209,7 @@ def _old_policy(run: Run, policy: Choice, *, delivers: bool) -> Iterator[Finding
     """
     from_batch = delivers and "rollout_logprobs" in verl_options.from_batch(policy)
     if from_batch and run.keeps_rollout:
-        if run.at(Key.CORRECTED) and "rollout_logprobs" in (*policy.loss.needs, *policy.optional):
+        if run.at(Key.CORRECTED):
             problem = f"{policy.name!r} contains the ratio to the rollout engine already, and would be "
             yield Finding("error", Key.CORRECTED, f"{problem}corrected twice", f"set {Key.CORRECTED}=null")
     elif "rollout_logprobs" in policy.loss.needs and not run.at(Key.BYPASS):
