@@ -147,7 +147,7 @@ def asked_in_a_run(
     log_once(described(VERL, choice, mode and verl.FORCED_MODES.get(choice.name, mode)))
     if BATCH_KEYS.get() is None:
         without = reference(choice, delivers=False)
-        enforce([*undelivered(found.config, delivers=False), *findings, *without, *reduction(choice, mode)])
+        enforce([*undelivered(found.config), *findings, *without, *reduction(choice, mode)])
     return found
 
 
@@ -244,20 +244,13 @@ def channels_of_node(node: Mapping[str, Any]) -> Channels:
     return delivered(found)
 
 
-def undelivered(config: ComposerConfig, *, delivers: bool) -> Iterator[Finding]:
-    """Yield the weights that have no effect. `delivers` says whether the trainer is composer_sync."""
-    channels = [channel for channel in CHANNELS if getattr(config, f"{channel}_weight")]
-    for channel in channels if not delivers else ():
-        weight = f"{channel}_weight"
-        problem = f"it is {getattr(config, weight):g}, and only the trainer {TRAINER} has a {channel} channel"
-        remedy = (
-            f"set {Key.TRAINER_MODE}={TRAINER} (verl 0.9 or later, with {Key.USE_V1}=True), or {weight}=0"
-        )
-        yield Finding("error", f"{NODE}.{weight}", problem, remedy)
-    if config.policy_weight != 1 and not (delivers and channels):
-        problem = f"it is {config.policy_weight:g}, and there is no other channel to weigh the policy against"
-        remedy = f"remove it, or set a hint_weight or replay_weight, with {Key.TRAINER_MODE}={TRAINER}"
-        yield Finding("error", f"{NODE}.policy_weight", problem, remedy)
+def undelivered(config: ComposerConfig) -> Iterator[Finding]:
+    """Yield the weights of channels in another trainer than composer_sync, where they have no effect."""
+    for channel in CHANNELS:
+        if weight := getattr(config, f"{channel}_weight"):
+            problem = f"it is {weight:g}, and only the trainer {TRAINER} has a {channel} channel"
+            remedy = f"set {Key.TRAINER_MODE}={TRAINER} (verl 0.9 or later, with {Key.USE_V1}=True), "
+            yield Finding("error", f"{NODE}.{channel}_weight", problem, f"{remedy}or {channel}_weight=0")
 
 
 def from_batch(choice: Choice) -> list[str]:

@@ -209,7 +209,6 @@ MISTAKES: dict[str, Changes] = {
     "verl's default clip beside a ratio of the sequence": OURS | both(policy="gspo_token@verl"),
     "a hint in another trainer": OURS | node(hint_weight=0.1),
     "a hint in the legacy trainer": HINT | LEGACY,
-    "a policy's weight and no channel": SYNC | PAPERS | both(policy_weight=0.5),
     "hint options without a weight": OURS | node(hint_teacher="live"),
     "replay options without a weight": SYNC | node(replay_loss="simpo"),
     "an averaged teacher": HINT | node(hint_teacher="ema"),

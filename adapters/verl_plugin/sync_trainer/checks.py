@@ -148,7 +148,8 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
         yield from _read_elsewhere(run, seen)
         if not more.errors:
             yield from verl_options.different_in_the_workers(whole.config, node, run.loss, seen)
-        yield from verl_options.undelivered(whole.config, delivers=delivers)
+        if not delivers:
+            yield from verl_options.undelivered(whole.config)
     if of_tokens is not None:
         yield from verl_options.reduction(of_tokens.choice, str(run.at(Key.AGG_MODE)))
         has_reference = upstream.needs_reference(run.tree)
