@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from composer_plugins.adapters.verl_plugin import upstream
-from composer_plugins.config import ComposerConfig
+from composer_plugins.config import ADVANTAGE_OPTIONS, ComposerConfig
 from composer_plugins.errors import ConfigError, Finding, Findings, enforce, log_info
 from composer_plugins.frameworks import verl
 from composer_plugins.frameworks.contract import NOTHING
@@ -126,6 +126,16 @@ def asked(
     )
 
 
+def required(
+    node: Mapping[str, Any], kind: LossKind, name: str | None = None, moved: Mapping[str, Any] = NOTHING
+) -> Asked:
+    """Do what `asked` does, and raise ConfigError for what is wrong with the options."""
+    found, findings = asked(node, kind, name, moved)
+    findings.refuse()
+    assert found is not None
+    return found
+
+
 def asked_in_a_run(
     node: Mapping[str, Any],
     kind: LossKind,
@@ -184,13 +194,15 @@ def different_in_the_workers(
             yield Finding("error", f"{NODE}.{option}", problem, f"set {WORKER_OVERRIDES}")
 
 
-def policy_without_effect(config: ComposerConfig, loss: str) -> Iterator[Finding]:
-    """Yield an error where an option of our policy is set and the actor runs a loss of verl's own."""
-    given = [one for one in POLICY_OPTIONS if one in config.model_fields_set]
-    if given and not registered.is_ours(loss):
-        problem = f"it is set, and it has no effect, because {Key.LOSS_MODE} is {loss!r}"
-        remedy = f"set {Key.LOSS_MODE}=composer {WORKER_OVERRIDES}, or remove it"
-        yield Finding("error", f"{NODE}.{given[0]}", problem, remedy)
+def without_effect(config: ComposerConfig, kind: LossKind, name: str) -> Iterator[Finding]:
+    """Yield an error where an option of our policy or advantage is set and verl runs its own, `name`."""
+    options, key, workers = POLICY_OPTIONS, Key.LOSS_MODE, f" {WORKER_OVERRIDES}"
+    if kind == "advantage":
+        options, key, workers = ADVANTAGE_OPTIONS, Key.ESTIMATOR, ""
+    given = [one for one in options if one in config.model_fields_set]
+    if given and not registered.is_ours(name):
+        problem = f"it is set, and it has no effect, because {key} is {name!r}"
+        yield Finding("error", f"{NODE}.{given[0]}", problem, f"set {key}=composer{workers}, or remove it")
 
 
 class AskedOnce:
@@ -211,7 +223,7 @@ class AskedOnce:
             self.asked = asked_in_a_run(node, self.kind, self.name, mode, moved)
             if workers is not None:
                 ours, loss = self.asked.config, str(workers.get("loss_mode"))
-                enforce(policy_without_effect(ours, loss))
+                enforce(without_effect(ours, "policy", loss))
                 enforce(different_in_the_workers(ours, node, loss, node_of(workers)))
             self.state = state
         assert self.asked is not None
@@ -238,10 +250,7 @@ def values_of(config: Any) -> Any:
 
 def channels_of_node(node: Mapping[str, Any]) -> Channels:
     """Return the channels as composer_sync delivers them."""
-    found, findings = asked(node, "policy", None)
-    findings.refuse()
-    assert found is not None
-    return delivered(found)
+    return delivered(required(node, "policy"))
 
 
 def undelivered(config: ComposerConfig) -> Iterator[Finding]:

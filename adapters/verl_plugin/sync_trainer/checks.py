@@ -18,7 +18,7 @@ from composer_plugins.adapters.verl_plugin.options import (
     Channels,
     LossKind,
 )
-from composer_plugins.config import ADVANTAGE_OPTIONS, ComposerConfig, at
+from composer_plugins.config import ComposerConfig, at
 from composer_plugins.errors import Finding, Findings, in_a_line, unknown
 from composer_plugins.frameworks import verl
 from composer_plugins.frameworks.verl import VERL, Key
@@ -144,7 +144,8 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
         problem = f"it is True, and {run.estimator!r} has no returns for a critic to learn"
         yield Finding("error", Key.CRITIC, problem, f"set {Key.CRITIC}=False, or {Key.ESTIMATOR}=gae")
     if whole is not None:
-        yield from _without_effect(run, whole.config)
+        yield from verl_options.without_effect(whole.config, "advantage", run.estimator)
+        yield from verl_options.without_effect(whole.config, "policy", run.loss)
         yield from _read_elsewhere(run, seen)
         if not more.errors:
             yield from verl_options.different_in_the_workers(whole.config, node, run.loss, seen)
@@ -182,15 +183,6 @@ def _nothing_of_ours(run: Run) -> Finding:
     if run.node(NODE):
         return Finding("error", NODE, f"it is set, and nothing reads it: {names}", f"{choose}, or remove it")
     return Finding("warning", Key.ESTIMATOR, f"verl trains with its own losses only: {names}", choose)
-
-
-def _without_effect(run: Run, config: ComposerConfig) -> Iterator[Finding]:
-    """Yield options of the advantage or the policy where verl's own estimator or loss runs."""
-    given = [one for one in ADVANTAGE_OPTIONS if one in config.model_fields_set]
-    if given and not is_ours(run.estimator):
-        problem = f"it is set, and it has no effect, because {Key.ESTIMATOR} is {run.estimator!r}"
-        yield Finding("error", f"{NODE}.{given[0]}", problem, f"set {Key.ESTIMATOR}=composer, or remove it")
-    yield from verl_options.policy_without_effect(config, run.loss)
 
 
 def _read_elsewhere(run: Run, seen: Mapping[str, Any]) -> Iterator[Finding]:
