@@ -32,13 +32,11 @@ DEFAULTS: Changes = {  # verl 0.9.1's, as far as they are looked at
     f"{ACTOR}.strategy": "fsdp",
     f"{ACTOR}.shuffle": False,
     AGG: "token-mean",
-    "actor_rollout_ref.model.external_lib": None,
     FUSED: False,
     ROLLOUT: True,
     "trainer.project_name": "verl_examples",
     V1: True,
     MODE: "sync",
-    "data.train_files": "train.parquet",
     "distillation.enabled": False,
 }
 
