@@ -105,7 +105,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
     if correction is not None and value(Key.LOSS_MODE) == verl.MEAN_OVER_ROWS:
         remarks.append(f"{value(Key.LOSS_MODE)} takes the geometric mean of a row's correction weights")
     no_policy = ""
-    if at(table, Key.DISTILLATION) and at(table, Key.TASK_REWARDS) is not True:
+    if at(table, Key.DISTILLATION) and at(table, Key.TASK_REWARDS) is False:  # verl's default is True
         no_policy = f"verl sets the policy loss to 0 where {Key.DISTILLATION} is True and "
         no_policy += f"{Key.TASK_REWARDS} is not"
     objective = Objective(
