@@ -215,8 +215,8 @@ class AskedOnce:
 
     def __call__(self, config: Any, table: Any, mode: str = "") -> tuple[Asked, bool]:
         """Return what `config`, with verl's options, and its `table` with ours ask for; and if it is new."""
-        of_driver = self.kind == "advantage"  # which sees the whole config
-        workers = upstream.beside(config, Key.POLICY_LOSS) if of_driver else None
+        # An estimator runs in the driver, which has the whole config.
+        workers = upstream.beside(config, Key.POLICY_LOSS) if self.kind == "advantage" else None
         state = mode, values_of(config), workers and values_of(workers)
         if is_new := self.asked is None or self.state != state:
             node, moved = node_of(table), upstream.moved(self.kind, config)
