@@ -230,14 +230,14 @@ def _choice(
     if is_ours(name):
         return verl_options.required(node, kind, loss_in(name), given).choice
     row = VERL.row_of(**{verl.CHOOSES[kind]: name})
-    if row is None or name in verl.NEED_MORE:
-        if kind == "advantage":
-            why = "needs more than a group's rewards" if name in verl.NEED_MORE else "is not in the catalogue"
-            is_bare = at(table, Key.ESTIMATOR) is None and is_ours(str(at(table, Key.LOSS_MODE)))
-            remarks += [] if is_bare else [f"{Key.ESTIMATOR} = {name!r}, which {why}"]
-            return None
+    loss = of_kind(losses(), kind)[row.partition("@")[0]] if row else None
+    if kind == "advantage" and (loss is None or not VERL.runs(loss)):
+        why = "is not in the catalogue" if loss is None else "needs more than a group's rewards"
+        is_bare = at(table, Key.ESTIMATOR) is None and is_ours(str(at(table, Key.LOSS_MODE)))
+        remarks += [] if is_bare else [f"{Key.ESTIMATOR} = {name!r}, which {why}"]
+        return None
+    if row is None or loss is None:
         raise ConfigError(Key.LOSS_MODE, f"{name!r} is not a loss of the catalogue", "name another loss_mode")
-    loss = of_kind(losses(), kind)[row.partition("@")[0]]
     return choose(kind, row, VERL.parameters(loss, given), option=kind)
 
 

@@ -43,7 +43,6 @@ BY_GEOMETRIC_MEAN = ("gmpo@verl",)  # weighs a row by the geometric mean of its 
 # verl logs the clip fractions of its geo_mean by the sign of the advantage, and those of sapo as 0.
 CLIPPED_BY_SIGN, NEVER_CLIPPED = ("gmpo",), ("sapo",)
 TOKEN_BASELINES = ("optimal_token_baseline", "tir_optimal_token_baseline")
-NEED_MORE = ("gae", "remax", "gdpo", *TOKEN_BASELINES)  # estimators whose inputs verl gives to its own only
 _CORRECTED = "verl corrects for the rollout engine itself", "remove it, and set algorithm.rollout_correction"
 UNAVAILABLE = {
     "old_policy": ("verl keeps old_log_probs itself", "remove it"),
