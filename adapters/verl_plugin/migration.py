@@ -19,7 +19,6 @@ from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, of_kind
 from composer_plugins.objective import keys
-from composer_plugins.objective.asking import Asked
 from composer_plugins.objective.by_table import nested
 from composer_plugins.objective.objective import (
     KL,
@@ -106,7 +105,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
     if correction is not None and value(Key.LOSS_MODE) == verl.MEAN_OVER_ROWS:
         remarks.append(f"{value(Key.LOSS_MODE)} takes the geometric mean of a row's correction weights")
     no_policy = ""
-    if at(table, Key.DISTILLATION) and at(table, Key.TASK_REWARDS) is not True:
+    if at(table, Key.DISTILLATION) and at(table, Key.TASK_REWARDS) is False:  # verl's default is True
         no_policy = f"verl sets the policy loss to 0 where {Key.DISTILLATION} is True and "
         no_policy += f"{Key.TASK_REWARDS} is not"
     objective = Objective(
@@ -122,7 +121,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
         entropy=value(Key.ENTROPY),
         temperature=value(Key.TEMPERATURE),
         replay_temperature=value(Key.TEMPERATURE),
-        channels=channels_of(_asked(node, "policy", None).config),
+        channels=channels_of(verl_options.required(node, "policy").config),
         denominators={
             "KL": set_mode,
             "entropy bonus": set_mode,
@@ -174,7 +173,7 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
         correction[Key.BYPASS] = True
     if correction:
         options |= {**correction, Key.ROLLOUT_LOGPROBS: True}
-    asked = None if objective.no_policy or kl else _asked(node, "policy", None)
+    asked = None if objective.no_policy or kl else verl_options.required(node, "policy")
     if asked is not None and verl_options.Channels(asked.config, asked.hint, asked.replay).uses_reference:
         options |= {Key.USE_KL_LOSS: True, Key.KL_COEF: 0.0}  # without it verl has no reference policy
     if objective.entropy:
@@ -231,27 +230,17 @@ def _choice(
     if kind == "policy" and (nameless := [*verl_options.unnamed(name, node)]):
         raise error_of(nameless)
     if is_ours(name):
-        return _asked(node, kind, loss_in(name), given).choice
+        return verl_options.required(node, kind, loss_in(name), given).choice
     row = VERL.row_of(**{verl.CHOOSES[kind]: name})
-    if row is None or name in verl.NEED_MORE:
-        if kind == "advantage":
-            why = "needs more than a group's rewards" if name in verl.NEED_MORE else "is not in the catalogue"
-            is_bare = at(table, Key.ESTIMATOR) is None and is_ours(str(at(table, Key.LOSS_MODE)))
-            remarks += [] if is_bare else [f"{Key.ESTIMATOR} = {name!r}, which {why}"]
-            return None
+    loss = of_kind(losses(), kind)[row.partition("@")[0]] if row else None
+    if kind == "advantage" and (loss is None or not VERL.runs(loss)):
+        why = "is not in the catalogue" if loss is None else "needs more than a group's rewards"
+        is_bare = at(table, Key.ESTIMATOR) is None and is_ours(str(at(table, Key.LOSS_MODE)))
+        remarks += [] if is_bare else [f"{Key.ESTIMATOR} = {name!r}, which {why}"]
+        return None
+    if row is None or loss is None:
         raise ConfigError(Key.LOSS_MODE, f"{name!r} is not a loss of the catalogue", "name another loss_mode")
-    loss = of_kind(losses(), kind)[row.partition("@")[0]]
     return choose(kind, row, VERL.parameters(loss, given), option=kind)
-
-
-def _asked(
-    node: Mapping[str, Any], kind: LossKind, name: str | None, moved: Mapping[str, Any] = NOTHING
-) -> Asked:
-    """What our options ask for; ConfigError for what is wrong with them."""
-    found, findings = verl_options.asked(node, kind, name, moved)
-    findings.refuse()
-    assert found is not None
-    return found
 
 
 def _estimator(kind: Any) -> Choice:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from composer_plugins.adapters.verl_plugin import upstream
-from composer_plugins.config import ComposerConfig
+from composer_plugins.config import ADVANTAGE_OPTIONS, ComposerConfig
 from composer_plugins.errors import ConfigError, Finding, Findings, enforce, log_info
 from composer_plugins.frameworks import verl
 from composer_plugins.frameworks.contract import NOTHING
@@ -126,6 +126,16 @@ def asked(
     )
 
 
+def required(
+    node: Mapping[str, Any], kind: LossKind, name: str | None = None, moved: Mapping[str, Any] = NOTHING
+) -> Asked:
+    """Do what `asked` does, and raise ConfigError for what is wrong with the options."""
+    found, findings = asked(node, kind, name, moved)
+    findings.refuse()
+    assert found is not None
+    return found
+
+
 def asked_in_a_run(
     node: Mapping[str, Any],
     kind: LossKind,
@@ -147,7 +157,7 @@ def asked_in_a_run(
     log_once(described(VERL, choice, mode and verl.FORCED_MODES.get(choice.name, mode)))
     if BATCH_KEYS.get() is None:
         without = reference(choice, delivers=False)
-        enforce([*undelivered(found.config, delivers=False), *findings, *without, *reduction(choice, mode)])
+        enforce([*undelivered(found.config), *findings, *without, *reduction(choice, mode)])
     return found
 
 
@@ -163,14 +173,13 @@ def unnamed(loss: str, seen: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def different_in_the_workers(
-    config: ComposerConfig, node: Mapping[str, Any], policy_loss: Mapping[str, Any], seen: Mapping[str, Any]
+    config: ComposerConfig, node: Mapping[str, Any], loss: str, seen: Mapping[str, Any]
 ) -> Iterator[Finding]:
     """Yield what our policy loss does not get as the driver has it, in the actor's workers.
 
-    `node` has the driver's options, which `config` is made of, and `seen` the workers' options, which
-    are the entry `composer` of verl's table `policy_loss`.
+    `node` has the driver's options, which `config` is made of, and `seen` those of the workers. `loss` is the
+    name of the policy loss.
     """
-    loss = str(policy_loss.get("loss_mode"))
     if not registered.is_ours(loss):
         return
     if nameless := [*unnamed(loss, seen)]:
@@ -185,13 +194,15 @@ def different_in_the_workers(
             yield Finding("error", f"{NODE}.{option}", problem, f"set {WORKER_OVERRIDES}")
 
 
-def policy_without_effect(config: ComposerConfig, loss: str) -> Iterator[Finding]:
-    """Yield an error where an option of our policy is set and the actor runs a loss of verl's own."""
-    given = [one for one in POLICY_OPTIONS if one in config.model_fields_set]
-    if given and not registered.is_ours(loss):
-        problem = f"it is set, and it has no effect, because {Key.LOSS_MODE} is {loss!r}"
-        remedy = f"set {Key.LOSS_MODE}=composer {WORKER_OVERRIDES}, or remove it"
-        yield Finding("error", f"{NODE}.{given[0]}", problem, remedy)
+def without_effect(config: ComposerConfig, kind: LossKind, name: str) -> Iterator[Finding]:
+    """Yield an error where an option of our policy or advantage is set and verl runs its own, `name`."""
+    options, key, workers = POLICY_OPTIONS, Key.LOSS_MODE, f" {WORKER_OVERRIDES}"
+    if kind == "advantage":
+        options, key, workers = ADVANTAGE_OPTIONS, Key.ESTIMATOR, ""
+    given = [one for one in options if one in config.model_fields_set]
+    if given and not registered.is_ours(name):
+        problem = f"it is set, and it has no effect, because {key} is {name!r}"
+        yield Finding("error", f"{NODE}.{given[0]}", problem, f"set {key}=composer{workers}, or remove it")
 
 
 class AskedOnce:
@@ -204,16 +215,16 @@ class AskedOnce:
 
     def __call__(self, config: Any, table: Any, mode: str = "") -> tuple[Asked, bool]:
         """Return what `config`, with verl's options, and its `table` with ours ask for; and if it is new."""
-        of_driver = self.kind == "advantage"  # which sees the whole config
-        workers = upstream.beside(config, Key.POLICY_LOSS) if of_driver else None
+        # An estimator runs in the driver, which has the whole config.
+        workers = upstream.beside(config, Key.POLICY_LOSS) if self.kind == "advantage" else None
         state = mode, values_of(config), workers and values_of(workers)
         if is_new := self.asked is None or self.state != state:
             node, moved = node_of(table), upstream.moved(self.kind, config)
             self.asked = asked_in_a_run(node, self.kind, self.name, mode, moved)
             if workers is not None:
-                ours = self.asked.config
-                enforce(policy_without_effect(ours, str(workers.get("loss_mode"))))
-                enforce(different_in_the_workers(ours, node, workers, node_of(workers)))
+                ours, loss = self.asked.config, str(workers.get("loss_mode"))
+                enforce(without_effect(ours, "policy", loss))
+                enforce(different_in_the_workers(ours, node, loss, node_of(workers)))
             self.state = state
         assert self.asked is not None
         return self.asked, is_new
@@ -239,26 +250,16 @@ def values_of(config: Any) -> Any:
 
 def channels_of_node(node: Mapping[str, Any]) -> Channels:
     """Return the channels as composer_sync delivers them."""
-    found, findings = asked(node, "policy", None)
-    findings.refuse()
-    assert found is not None
-    return delivered(found)
+    return delivered(required(node, "policy"))
 
 
-def undelivered(config: ComposerConfig, *, delivers: bool) -> Iterator[Finding]:
-    """Yield the weights that have no effect. `delivers` says whether the trainer is composer_sync."""
-    channels = [channel for channel in CHANNELS if getattr(config, f"{channel}_weight")]
-    for channel in channels if not delivers else ():
-        weight = f"{channel}_weight"
-        problem = f"it is {getattr(config, weight):g}, and only the trainer {TRAINER} has a {channel} channel"
-        remedy = (
-            f"set {Key.TRAINER_MODE}={TRAINER} (verl 0.9 or later, with {Key.USE_V1}=True), or {weight}=0"
-        )
-        yield Finding("error", f"{NODE}.{weight}", problem, remedy)
-    if config.policy_weight != 1 and not (delivers and channels):
-        problem = f"it is {config.policy_weight:g}, and there is no other channel to weigh the policy against"
-        remedy = f"remove it, or set a hint_weight or replay_weight, with {Key.TRAINER_MODE}={TRAINER}"
-        yield Finding("error", f"{NODE}.policy_weight", problem, remedy)
+def undelivered(config: ComposerConfig) -> Iterator[Finding]:
+    """Yield the weights of channels in another trainer than composer_sync, where they have no effect."""
+    for channel in CHANNELS:
+        if weight := getattr(config, f"{channel}_weight"):
+            problem = f"it is {weight:g}, and only the trainer {TRAINER} has a {channel} channel"
+            remedy = f"set {Key.TRAINER_MODE}={TRAINER} (verl 0.9 or later, with {Key.USE_V1}=True), "
+            yield Finding("error", f"{NODE}.{channel}_weight", problem, f"{remedy}or {channel}_weight=0")
 
 
 def from_batch(choice: Choice) -> list[str]:

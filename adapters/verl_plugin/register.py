@@ -19,8 +19,8 @@ FAILURE = ""
 def register() -> None:
     """Register `composer` and `composer/<name>` for every estimator and policy loss that verl can run.
 
-    A second call does nothing. Raises ConfigError where another package has one of these names, and in a verl
-    that is too old.
+    A second call does nothing. Raises ConfigError where another package has the name `composer`, and in a
+    verl that is too old.
     """
     check_release()
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, register_adv_est, register_policy_loss

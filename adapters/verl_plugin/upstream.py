@@ -30,10 +30,7 @@ DEFAULT_TRAINER = "sync"
 MODULES, PLUGIN = "VERL_USE_EXTERNAL_MODULES", "composer_plugins.adapters.verl_plugin.register"
 DEFERRED_TRAINER = "composer_plugins.adapters.verl_plugin.deferred_trainer"
 TRAINER_MODULE = "composer_plugins.adapters.verl_plugin.sync_trainer.trainer"
-REGISTRIES = {
-    "estimators": ("verl.trainer.ppo.core_algos", "ADV_ESTIMATOR_REGISTRY"),
-    "losses": ("verl.trainer.ppo.core_algos", "POLICY_LOSS_REGISTRY"),
-}
+REGISTRIES = {"estimators": "ADV_ESTIMATOR_REGISTRY", "losses": "POLICY_LOSS_REGISTRY"}  # of core_algos
 # The classes of the configs that a loss and an estimator get, with the defaults of verl's options.
 CONFIGS: dict[Kind, tuple[str, str]] = {
     "policy": ("verl.workers.config", "ActorConfig"),
@@ -136,8 +133,7 @@ def validation_error(config: Mapping[str, Any]) -> str:
 
 def registry(kind: str) -> dict[str, Any]:
     """Return one of verl's registries: a function by its name."""
-    module, name = REGISTRIES[kind]
-    found: dict[str, Any] = getattr(import_module(module), name)
+    found: dict[str, Any] = getattr(import_module("verl.trainer.ppo.core_algos"), REGISTRIES[kind])
     return found
 
 

@@ -43,7 +43,6 @@ BY_GEOMETRIC_MEAN = ("gmpo@verl",)  # weighs a row by the geometric mean of its 
 # verl logs the clip fractions of its geo_mean by the sign of the advantage, and for sapo it logs 0.
 CLIPPED_BY_SIGN, NEVER_CLIPPED = ("gmpo",), ("sapo",)
 TOKEN_BASELINES = ("optimal_token_baseline", "tir_optimal_token_baseline")
-NEED_MORE = ("gae", "remax", "gdpo", *TOKEN_BASELINES)  # estimators whose inputs verl gives to its own only
 _CORRECTED = "verl corrects for the rollout engine itself", "remove it, and set algorithm.rollout_correction"
 UNAVAILABLE = {
     "old_policy": ("verl keeps old_log_probs itself", "remove it"),
@@ -101,9 +100,14 @@ REWARD = "as in verl, which changes the rewards before the advantage is computed
 WEIGHTS = "as in verl, which multiplies the loss of each token by the weights, or masks it out"
 
 
-# Options that act with our losses as with verl's own: verl reads them outside of the functions in its
+# The defaults of algorithm.rollout_correction, and of policy_loss.rollout_correction, which only verl's loss
+# bypass_mode reads.
+OFF_POLICY: dict[str, Any] = {"rollout_is": None, "rollout_is_threshold": 2.0}
+OFF_POLICY |= {"rollout_is_batch_normalize": False, "rollout_rs": None, "rollout_rs_threshold": None}
+OFF_POLICY |= {"bypass_mode": False, "loss_type": "ppo_clip"}
+OF_BYPASS = OFF_POLICY | {"rollout_is": "sequence"}
+# Options that act beside ours as beside verl's own: verl reads them outside of the functions in its
 # registries, or the adapter reads them. Each row: the kind, the effect, and their defaults.
-OFF_POLICY = "rollout_correction"
 ACTING: tuple[tuple[Kind, str, dict[str, Any]], ...] = (
     ("policy", OWN_TERM, {"entropy_coeff": 0.0, "calculate_entropy": False, "use_kl_loss": False}),
     ("policy", OWN_TERM, {"kl_loss_coef": 0.001, "kl_loss_type": "low_var_kl"}),
@@ -115,18 +119,11 @@ ACTING: tuple[tuple[Kind, str, dict[str, Any]], ...] = (
     ("advantage", REWARD, {"use_kl_in_reward": False, "pf_ppo": None}),  # the second with use_pf_ppo
     ("advantage", REWARD, {"kl_penalty": "kl", "kl_ctrl.type": "fixed", "kl_ctrl.kl_coef": 0.001}),
     ("advantage", REWARD, {"kl_ctrl.horizon": 10000, "kl_ctrl.target_kl": 0.1}),
-    ("advantage", WEIGHTS, {OFF_POLICY: None, f"{OFF_POLICY}.bypass_mode": False}),
-    ("advantage", WEIGHTS, {f"{OFF_POLICY}.rollout_is": None, f"{OFF_POLICY}.rollout_rs": None}),
-    ("advantage", WEIGHTS, {f"{OFF_POLICY}.rollout_is_threshold": 2.0}),
-    ("advantage", WEIGHTS, {f"{OFF_POLICY}.rollout_is_batch_normalize": False}),
-    ("advantage", WEIGHTS, {f"{OFF_POLICY}.rollout_rs_threshold": None}),
-    ("advantage", WEIGHTS, {f"{OFF_POLICY}.loss_type": "ppo_clip"}),  # of verl's own loss bypass_mode
+    ("advantage", WEIGHTS, {"rollout_correction": None}),
+    ("advantage", WEIGHTS, {f"rollout_correction.{key}": x for key, x in OFF_POLICY.items()}),
     ("policy", DENOMINATOR, {"loss_agg_mode": DEFAULT_MODE, "global_batch_info": None}),
     ("policy", DENOMINATOR, {"loss_scale_factor": None}),
 )
-# Options of policy_loss.rollout_correction, which only verl's loss bypass_mode reads, with their defaults.
-OF_BYPASS = {"rollout_is": "sequence", "rollout_is_threshold": 2.0, "rollout_is_batch_normalize": False}
-OF_BYPASS |= {"rollout_rs": None, "rollout_rs_threshold": None, "bypass_mode": False, "loss_type": "ppo_clip"}
 
 
 def _sets(kind: Kind, key: str, default: Any, *sets: Sets, fallback: str = "") -> Option:
@@ -185,7 +182,7 @@ OPTIONS = (
 NAMES = {**dict.fromkeys(("clip_ratio", "cliprange"), BOTH), "cliprange_low": LOW, "cliprange_high": HIGH}
 # Of verl's options, from the root of its config.
 DEFAULTS = {f"{TABLES[one.kind]}.{one.key}": one.default for one in OPTIONS} | {Key.TEMPERATURE: 1.0}
-# Options that change what the rollout engine samples from, with the values that do not.
+# The engines of verl's own classes of an actor's config, and where a reward's table of long responses stands.
 ENGINES = ("FSDP", "Mcore", "TorchTitan", "VeOmni")
 OVERLONG = (("reward_model", ""), ("reward_model.reward_kwargs", "_cfg"), ("reward.reward_kwargs", "_cfg"))
 # What bears on the loss and has no field in Objective: the key, and its values that change nothing.

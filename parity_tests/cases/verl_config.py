@@ -32,13 +32,11 @@ DEFAULTS: Changes = {  # verl 0.9.1's, as far as they are looked at
     f"{ACTOR}.strategy": "fsdp",
     f"{ACTOR}.shuffle": False,
     AGG: "token-mean",
-    "actor_rollout_ref.model.external_lib": None,
     FUSED: False,
     ROLLOUT: True,
     "trainer.project_name": "verl_examples",
     V1: True,
     MODE: "sync",
-    "data.train_files": "train.parquet",
     "distillation.enabled": False,
 }
 
@@ -209,7 +207,6 @@ MISTAKES: dict[str, Changes] = {
     "verl's default clip beside a ratio of the sequence": OURS | both(policy="gspo_token@verl"),
     "a hint in another trainer": OURS | node(hint_weight=0.1),
     "a hint in the legacy trainer": HINT | LEGACY,
-    "a policy's weight and no channel": SYNC | PAPERS | both(policy_weight=0.5),
     "hint options without a weight": OURS | node(hint_teacher="live"),
     "replay options without a weight": SYNC | node(replay_loss="simpo"),
     "an averaged teacher": HINT | node(hint_teacher="ema"),

@@ -389,8 +389,9 @@ def test_a_bound_is_small_only_if_usual_numbers_do_not_reach_it(clamp: float, is
 
 
 def test_what_the_doctor_calls_an_error_in_the_written_config_is_listed() -> None:
-    alone = differences("prime-rl", ours(policy="reinforce", policy_weight=0.5), "verl")
-    assert [one for one in alone if one.startswith(f"to correct in this config: {NODE}.policy_weight")]
+    node = {"policy": "grpo@verl", "hint_weight": 1.0, "hint_divergence": "jsd"}
+    (found,) = differences("verl", verl(COMPOSER, {NODE: node}), "verl")
+    assert found.startswith(f"to correct in this config: {NODE}.hint_top_k")
 
 
 def test_a_parameter_that_is_none_is_in_the_toml_too() -> None:

@@ -8,9 +8,9 @@ import json
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,25 +32,11 @@ def attempt(call: Callable[..., Any], *arguments: Any) -> str:
     return ""
 
 
-def release(name: str) -> str | None:
-    """Return the installed version of a distribution."""
-    try:
-        return installed(name)
-    except PackageNotFoundError:
-        return None
-
-
-def present(name: str) -> bool:
-    """Whether a module can be found, without importing it."""
-    try:
-        return find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False
-
-
 def verl(plugin: str) -> dict[str, Any]:
     """Import verl as every process of a run does, and return why it or our plugin failed."""
-    found: dict[str, Any] = {"version": release("verl"), "failure": "", "absent": not present("verl")}
+    found: dict[str, Any] = {"version": None, "failure": "", "absent": find_spec("verl") is None}
+    with suppress(PackageNotFoundError):
+        found["version"] = version("verl")
     if found["absent"]:
         return found | {"error": "ModuleNotFoundError: No module named 'verl'"}
     with warnings.catch_warnings():

@@ -18,7 +18,7 @@ from composer_plugins.adapters.verl_plugin.options import (
     Channels,
     LossKind,
 )
-from composer_plugins.config import ADVANTAGE_OPTIONS, ComposerConfig, at
+from composer_plugins.config import ComposerConfig, at
 from composer_plugins.errors import Finding, Findings, in_a_line, unknown
 from composer_plugins.frameworks import verl
 from composer_plugins.frameworks.verl import VERL, Key
@@ -97,7 +97,7 @@ def findings(run: Run, known: Mapping[str, Collection[str]]) -> list[Finding]:
 def diagnosed(config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the doctor's facts: the names in verl's registries, findings, why composer_sync fails to load.
 
-    composer_sync is loaded only if the config names it, or without a config.
+    composer_sync is loaded only where the config names it, or where there is no config.
     """
     known = upstream.registries()
     found = list[Finding]() if config is None else findings(Run(config), known)
@@ -135,7 +135,7 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
     named = loss_in(run.loss) if verl_options.is_known(run.loss, "policy") else None
     whole, more = verl_options.asked(node, "policy", named)
     found += more
-    config, channels = whole and whole.config, None
+    channels = None
     if whole is not None and delivers and not more.errors:
         with found.collected(NODE):
             channels = verl_options.delivered(whole)
@@ -143,13 +143,14 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
     if is_ours(run.estimator) and run.at(Key.CRITIC):
         problem = f"it is True, and {run.estimator!r} has no returns for a critic to learn"
         yield Finding("error", Key.CRITIC, problem, f"set {Key.CRITIC}=False, or {Key.ESTIMATOR}=gae")
-    if config is not None:
-        yield from _without_effect(run, config)
+    if whole is not None:
+        yield from verl_options.without_effect(whole.config, "advantage", run.estimator)
+        yield from verl_options.without_effect(whole.config, "policy", run.loss)
         yield from _read_elsewhere(run, seen)
-        policy_loss = run.node(Key.POLICY_LOSS)
         if not more.errors:
-            yield from verl_options.different_in_the_workers(config, node, policy_loss, seen)
-        yield from verl_options.undelivered(config, delivers=delivers)
+            yield from verl_options.different_in_the_workers(whole.config, node, run.loss, seen)
+        if not delivers:
+            yield from verl_options.undelivered(whole.config)
     if of_tokens is not None:
         yield from verl_options.reduction(of_tokens.choice, str(run.at(Key.AGG_MODE)))
         has_reference = upstream.needs_reference(run.tree)
@@ -162,7 +163,7 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
 
 
 def _unknown_names(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Finding]:
-    """Yield our names that verl does not know; verl notices them only after the first rollout."""
+    """Yield the names of ours that verl does not know; verl notices them only after the first rollout."""
     for key, noun, name, kind in (
         (Key.ESTIMATOR, "advantage estimator", run.estimator, "estimators"),
         (Key.LOSS_MODE, "policy loss", run.loss, "losses"),
@@ -184,15 +185,6 @@ def _nothing_of_ours(run: Run) -> Finding:
     return Finding("warning", Key.ESTIMATOR, f"verl trains with its own losses only: {names}", choose)
 
 
-def _without_effect(run: Run, config: ComposerConfig) -> Iterator[Finding]:
-    """Yield options of the advantage or the policy where verl's own estimator or loss runs."""
-    given = [one for one in ADVANTAGE_OPTIONS if one in config.model_fields_set]
-    if given and not is_ours(run.estimator):
-        problem = f"it is set, and it has no effect, because {Key.ESTIMATOR} is {run.estimator!r}"
-        yield Finding("error", f"{NODE}.{given[0]}", problem, f"set {Key.ESTIMATOR}=composer, or remove it")
-    yield from verl_options.policy_without_effect(config, run.loss)
-
-
 def _read_elsewhere(run: Run, seen: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield options in the workers' table that only the driver reads, where the driver's table differs."""
     node, read = run.node(NODE), POLICY_OPTIONS if is_ours(run.loss) else ()
@@ -210,7 +202,7 @@ def _old_policy(run: Run, policy: Choice, *, delivers: bool) -> Iterator[Finding
     """
     from_batch = delivers and "rollout_logprobs" in verl_options.from_batch(policy)
     if from_batch and run.keeps_rollout:
-        if run.at(Key.CORRECTED) and "rollout_logprobs" in (*policy.loss.needs, *policy.optional):
+        if run.at(Key.CORRECTED):
             problem = f"{policy.name!r} contains the ratio to the rollout engine already, and would be "
             yield Finding("error", Key.CORRECTED, f"{problem}corrected twice", f"set {Key.CORRECTED}=null")
     elif "rollout_logprobs" in policy.loss.needs and not run.at(Key.BYPASS):

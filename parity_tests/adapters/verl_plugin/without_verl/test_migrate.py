@@ -72,6 +72,15 @@ def test_nothing_differs_only_where_nothing_does(name: str) -> None:
     assert not word or any(word in line for line in found), found
 
 
+@pytest.mark.parametrize(("rewards", "trains"), [({}, True), ({Key.TASK_REWARDS: False}, False)])
+def test_a_distillation_takes_the_policy_loss_only_without_the_tasks_rewards(
+    rewards: dict[str, Any], trains: bool
+) -> None:
+    """verl's default of `use_task_rewards` is True."""
+    read = resolve("verl", changed({}, GRPO | {Key.DISTILLATION: True} | rewards)).required()
+    assert bool(read.no_policy) is not trains
+
+
 # Another package's loss `composer`, with its options where it reads them.
 ACME = {**GRPO, Key.LOSS_MODE: "composer", "composer.clip_mode": "asymmetric", "composer.clip_high": 0.28}
 MINE = (
