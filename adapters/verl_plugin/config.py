@@ -19,5 +19,5 @@ class ComposerPolicyLossConfig(PolicyLossConfig):
     composer: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raise ConfigError where another package has a name of ours, before its loss runs in a worker."""
+        """Raise ConfigError where another package has one of our names, before its loss runs in a worker."""
         check_name()

@@ -106,7 +106,7 @@ OFF_POLICY: dict[str, Any] = {"rollout_is": None, "rollout_is_threshold": 2.0}
 OFF_POLICY |= {"rollout_is_batch_normalize": False, "rollout_rs": None, "rollout_rs_threshold": None}
 OFF_POLICY |= {"bypass_mode": False, "loss_type": "ppo_clip"}
 OF_BYPASS = OFF_POLICY | {"rollout_is": "sequence"}
-# Options that act beside ours as beside verl's own: verl reads them outside of the functions in its
+# Options that act with our losses as with verl's own: verl reads them outside of the functions in its
 # registries, or the adapter reads them. Each row: the kind, the effect, and their defaults.
 ACTING: tuple[tuple[Kind, str, dict[str, Any]], ...] = (
     ("policy", OWN_TERM, {"entropy_coeff": 0.0, "calculate_entropy": False, "use_kl_loss": False}),

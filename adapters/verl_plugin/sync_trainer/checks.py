@@ -97,7 +97,7 @@ def findings(run: Run, known: Mapping[str, Collection[str]]) -> list[Finding]:
 def diagnosed(config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the doctor's facts: the names in verl's registries, findings, why composer_sync fails to load.
 
-    composer_sync is loaded only where the config names it, or where there is no config.
+    composer_sync is loaded only if the config names it, or without a config.
     """
     known = upstream.registries()
     found = list[Finding]() if config is None else findings(Run(config), known)
@@ -163,7 +163,7 @@ def _findings(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Findin
 
 
 def _unknown_names(run: Run, known: Mapping[str, Collection[str]]) -> Iterator[Finding]:
-    """Yield the names of ours that verl does not know; verl notices them only after the first rollout."""
+    """Yield our names that verl does not know; verl notices them only after the first rollout."""
     for key, noun, name, kind in (
         (Key.ESTIMATOR, "advantage estimator", run.estimator, "estimators"),
         (Key.LOSS_MODE, "policy loss", run.loss, "losses"),
