@@ -228,6 +228,7 @@ ALL_ROWS: dict[str, dict[str, Any]] = {
     "chosen equals rejected": {"rejected": GOOD["chosen"]},
     "a completion with the end of sequence": {"chosen": "1<eos>"},
     "sides that repeat the prompt": {"chosen": "a?12", "rejected": "a?3"},
+    "a question as the completion": {"chosen": [{"role": "user", "content": "1"}]},
     "a question as the completion of messages": {**CHAT, "chosen": [{"role": "user", "content": "1"}]},
     "a message without content": {"prompt": [{"role": "user", "content": None}]},
 }
