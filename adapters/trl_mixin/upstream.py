@@ -45,6 +45,7 @@ from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.frameworks.trl import LOSS_OPTIONS, OWN_POLICY, TESTED
 from composer_plugins.losses.masks import boolean_mask
 
+OLDEST = "1.9"
 VERSION: str = trl.__version__
 
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(GRPOConfig)}
@@ -78,6 +79,13 @@ def release() -> tuple[int, ...]:
     """The numbers of the installed version; of the newest tested one if it has no numbers, as in a fork."""
     found = re.match(r"\d+(\.\d+)*", VERSION)
     return Version(found[0] if found else TESTED[-1]).release
+
+
+def require_supported_trl() -> None:
+    """Raise ConfigError for a TRL that is older than those that this adapter has been tested with."""
+    if release() < Version(OLDEST).release:
+        problem = f"the installed version {VERSION} is older than {OLDEST}"
+        raise ConfigError("trl", problem, f"install 'trl>={OLDEST},<={TESTED[-1]}'")
 
 
 def is_newer_than_tested() -> bool:
@@ -540,3 +548,6 @@ def loss_of_logprobs(trainer: GRPOTrainer, inputs: dict[str, Any], logprobs: Ten
     found = (logprobs, torch.ones_like(logprobs), None)
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: found
     return trainer._compute_loss(trainer.model, inputs)
+
+
+require_supported_trl()  # an older TRL may lack what the other modules import
