@@ -133,23 +133,25 @@ class Loss:
 
     def _pairs(self, data: Sequence[Any]) -> list[tuple[int, int]]:
         """The rows (chosen, rejected) of each pair."""
-        key, found = self.keys["pair"], dict[float, dict[bool, int]]()
+        key, found = self.keys["pair"], dict[int, dict[bool, int]]()
         for row in range(len(data)):
             if key not in data[row].loss_fn_inputs:
                 continue
-            number = float(entry(data, row, key, ""))  # negative for the rejected completion
+            given = float(entry(data, row, key, ""))
+            if given != (number := int(given)):  # negative for the rejected completion
+                remedy = "write one whole number: mark_pairs does"
+                raise DataError(place(row, key), f"it is {given:g}", remedy)
             if self.asked.replay is None:
                 problem = "the datum is in a pair, and replay_weight is 0"
                 raise DataError(place(row, key), problem, "set replay_weight, or leave the pairs out")
             sides = found.setdefault(abs(number), {})
             if (number > 0) in sides:
-                problem = f"two data have the number {number:g}"
-                raise DataError(place(row, key), problem, "call mark_pairs once")
+                raise DataError(place(row, key), f"two data have the number {number}", "call mark_pairs once")
             sides[number > 0] = row
         for number, sides in found.items():
             if len(sides) != 2:
-                ((is_chosen, row),) = sides.items()
-                problem = f"pair {number:g} has a {'chosen' if is_chosen else 'rejected'} completion alone"
+                problem = f"pair {number} has a {'chosen' if True in sides else 'rejected'} completion alone"
+                (row,) = sides.values()
                 raise DataError(place(row, key), problem, "pass both completions of a pair in one call")
         return [(sides[True], sides[False]) for sides in found.values()]
 

@@ -33,12 +33,18 @@ def add_advantages(
     group. `advantage` is an estimator of the catalogue that needs no more than rewards, groups and lengths,
     with `params`.
     Pass all data of a step at once: an estimator may look at all groups.
-    Raises ConfigError for another estimator. A reward that is not finite is an error of the loss.
+    Raises ConfigError for another estimator, and DataError for a reward that is not finite.
     """
     choice = choose("advantage", advantage, params, option="advantage")
     TINKER.require(choice)
     masks = [read_mask(data, row, mask) for row in range(len(data))]
+    if not len(data) == len(rewards) == len(groups):
+        problem = f"there are {len(data)} data, {len(rewards)} rewards and {len(groups)} groups"
+        raise DataError("rewards", problem, "pass one reward and one group for each datum")
     numbers = torch.tensor([float(one) for one in rewards], dtype=torch.float64)
+    if wrong := (~numbers.isfinite()).nonzero().flatten().tolist():
+        problem, remedy = f"it is {numbers[wrong[0]]:g}", "leave that completion out, or give it a number"
+        raise DataError(f"rewards[{wrong[0]}]", problem, remedy)
     names = [one.tolist() if isinstance(one, torch.Tensor) else one for one in groups]
     ids = {group: i for i, group in enumerate(dict.fromkeys(names))}
     given = {
@@ -114,7 +120,10 @@ def _tokens(where: str, prompt: Any) -> list[int]:
 
 def _start(data: Sequence[Any], row: int, key: str) -> int:
     """The position of the first target of the completion."""
-    return int(read_mask(data, row, key).nonzero()[0])
+    where = read_mask(data, row, key).nonzero()
+    if not len(where):
+        raise DataError(f"data[{row}]", f"{key!r} is 0 everywhere", "leave the datum out")
+    return int(where[0])
 
 
 def _scored(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from composer_plugins.adapters.tinker_loss.upstream import Call, inputs_apart, with_entries
+from composer_plugins.errors import unknown
 
 # By backend of the server, the loss whose gradient it does not falsify.
 SURROGATES = {"jax": "importance_sampling", "fsdp": "cross_entropy", "megatron": "cross_entropy"}
@@ -28,7 +29,8 @@ def forward_backward_on_skyrl(
     `backend` is the server's `--backend`: "jax", "fsdp" or "megatron". `data_of_step` is the number of data
     of all calls before the `optim_step`, by which "jax" divides; None: the data of this call.
     """
-    surrogate = SURROGATES[backend]
+    if backend not in SURROGATES:
+        raise unknown("backend", str(backend), SURROGATES, guess=False)
     bare, apart = inputs_apart(data, loss)
     outputs = training_client.forward(bare, "cross_entropy").result().loss_fn_outputs
     logprobs = [torch.tensor(one["logprobs"].data).requires_grad_() for one in outputs]
@@ -44,5 +46,5 @@ def forward_backward_on_skyrl(
                 "advantages": advantages,
             }
         sent.append(with_entries(one, entries))
-    training_client.forward_backward(sent, surrogate).result()
+    training_client.forward_backward(sent, SURROGATES[backend]).result()
     return metrics

@@ -110,11 +110,13 @@ class Batch(NamedTuple):
     @classmethod
     def of(cls, data: Sequence[Any], logprobs: Sequence[Tensor], mask: Tensor) -> "Batch":
         """The batch, checked; `mask` [B, T] says which tokens some channel trains."""
+        if len(data) != len(logprobs):
+            problem = f"there are {len(logprobs)}, and {len(data)} data"
+            raise DataError("logprobs", problem, "pass the data and the log-probabilities of one call")
         lengths = [len(one) for one in logprobs]
-        targets = [len(targets_of(data, row)) for row in range(len(data))]
-        for row, (length, wanted) in enumerate(zip(lengths, targets, strict=True)):
-            if length != wanted:
-                problem = f"it has {length} numbers, and the datum {wanted} targets"
+        for row, length in enumerate(lengths):
+            if length != (targets := len(targets_of(data, row))):
+                problem = f"it has {length} numbers, and the datum {targets} targets"
                 raise DataError(f"logprobs[{row}]", problem, "pass the data of the same call")
         batch = cls(data, pad_sequence([*logprobs], batch_first=True), lengths)
         for row in range(len(data)):

@@ -143,6 +143,7 @@ DATA: list[tuple[dict[str, Any], Change, str]] = [
     ({}, answered(1, torch.zeros(4).double()), "logprobs[1]: it has 4 numbers, and the datum 3 targets"),
     (PAIRS | {"policy_weight": 0, "replay_loss": "simpo"}, cut_in_a_pair, "logprobs[1]: it has 2 numbers"),
     ({}, lambda data, logprobs: logprobs.reverse(), "logprobs[0]: it has 4 numbers, and the datum 5 targets"),
+    ({}, lambda data, logprobs: data.pop(), "logprobs: there are 4, and 3 data"),
     ({}, answered(1, torch.full((3,), torch.nan)), "logprobs[1]: it holds nan at an unmasked token"),
     ({"policy": "gspo"}, replaced(2, advantages=torch.arange(7.0)), "advantages: they differ within a seq"),
     ({"calls_per_step": 2}, removed("none"), "calls_per_step: it is 2, and this call has no counts"),
@@ -151,6 +152,7 @@ DATA: list[tuple[dict[str, Any], Change, str]] = [
     ({}, replaced(0, pair=ONE), at(0, "pair") + "the datum is in a pair, and replay_weight is 0"),
     (PAIRS, replaced(0, pair=ONE), at(0, "pair") + "pair 1 has a chosen completion alone"),
     (PAIRS, in_pairs(pair_weight=torch.tensor([torch.inf])), f"{at(0, 'pair_weight')}it is inf; {WEIGHT}"),
+    (PAIRS, in_pairs(pair=torch.tensor([1.7])), at(0, "pair") + "it is 1.7; write one whole number"),
     (PAIRS, in_pairs(mask=torch.zeros(5)), at(0, "mask") + "it is 0 at every target, and the datum is in a"),
     (PAIRS, in_pairs(ref_logprobs=torch.ones(5)), at(0, "ref_logprobs") + "it holds 1 at an unmasked token"),
     (

@@ -1,6 +1,6 @@
 """Helpers that fill `loss_fn_inputs`: advantages by group, log-probabilities of a teacher, pairs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -42,7 +42,8 @@ def test_advantages_are_grpos_within_a_group() -> None:
 def test_advantages_that_cannot_be_computed_are_refused() -> None:
     data, _ = batch()
     for rewards, groups, name, message in [
-        ([1.0] * 4, [0], "grpo", "group_ids: it is .1,., and rewards is .4,."),
+        ([1.0], [0], "grpo", "there are 4 data, 1 rewards and 1 groups"),
+        ([1.0, torch.nan, 0.0, 0.0], [0] * 4, "grpo", r"rewards\[1\]: it is nan; leave that"),
         ([1.0] * 4, [0] * 4, "gae", "'gae' needs token_rewards, values"),
         ([1.0] * 4, [0] * 4, "grpoo", "did you mean 'grpo'"),
     ]:
@@ -146,3 +147,11 @@ def test_pairs_are_numbered() -> None:
     for weight in (torch.nan, -1.0):
         with pytest.raises(ComposerError, match=r"^weights\[1\]: it is .*; write a finite number of at lea"):
             mark_pairs(data[:2], data[2:], [1.0, weight])
+
+
+def test_a_datum_without_a_completion_is_refused() -> None:
+    data, _ = batch()
+    data[0] = changed(data[0], mask=torch.zeros(5))
+    prompts: Sequence[list[int] | None] = [[1]] * 4
+    with pytest.raises(ComposerError, match=r"data\[0\]: 'mask' is 0 everywhere"):
+        add_teacher_logprobs(data, Sampler(), prompts)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from composer_plugins.adapters.tinker_loss import loss_fn
 from composer_plugins.adapters.tinker_loss.skyrl_server import forward_backward_on_skyrl
+from composer_plugins.errors import ConfigError
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs.skyrl_server import Server, entry
 from parity_tests.rigs.tinker_data import batch, loss_and_gradients
@@ -41,3 +42,9 @@ def test_the_step_has_the_gradient_of_the_loss(parts: int) -> None:
             forward_backward_on_skyrl(server, part, step, backend="jax", data_of_step=len(data))
     for ours, theirs in zip(server.gradients(server.sequences), wanted, strict=True):
         assert_parity(ours, theirs, terms=20, dtype=torch.float32, magnitude=1.0)
+
+
+def test_an_unknown_backend_is_an_error() -> None:
+    data, logprobs = batch(dtype=torch.float32)
+    with pytest.raises(ConfigError, match="^backend: unknown backend 'fsdp2'; known: fsdp, jax, megatron$"):
+        forward_backward_on_skyrl(Server(logprobs, jax), data, loss_fn(policy="grpo"), backend="fsdp2")
