@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from functools import partial
 
 from httpx2 import HTTPError
-from huggingface_hub import HfApi, JobInfo, JobStage
-from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
+from huggingface_hub import HfApi, JobInfo, JobStage, get_token
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
+from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.diloco.launching import AGAIN, Container, Replica, client_errors
 
 LOG_IN = "run hf auth login, or set HF_TOKEN to a token that may start Jobs"
@@ -33,13 +34,10 @@ def remedy_of(error: BaseException) -> str | None:
     """Return what to do about a refusal, if it is known."""
     if isinstance(error, OfflineModeIsEnabled):
         return "run unset HF_HUB_OFFLINE"
-    if isinstance(error, LocalTokenNotFoundError):
-        return LOG_IN
     return REMEDIES.get(code_of(error), AGAIN if code_of(error) < 500 else None)
 
 
-KINDS = (HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled)
-hub_errors = partial(client_errors, "hf-jobs", KINDS, remedy_of)
+hub_errors = partial(client_errors, "hf-jobs", (HTTPError, OfflineModeIsEnabled), remedy_of)
 
 
 class HubJob:
@@ -83,6 +81,10 @@ class HuggingFaceJobs:
     def __init__(self, container: Container) -> None:
         self.container, self.api = container, HfApi()
         self.secrets = container.secret_values()
+        token = get_token() or ""
+        if not token or not token.isascii():
+            problem = "the token of Hugging Face has a character that is not ASCII"
+            raise ConfigError("--on hf-jobs", problem if token else "no token of Hugging Face is set", LOG_IN)
         with hub_errors():
             self.namespace = self.api.whoami()["name"]
 

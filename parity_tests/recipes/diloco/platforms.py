@@ -68,8 +68,9 @@ class Machine:
         self.refusal: Any = None  # the status of HTTP or gRPC
         self.interrupts = 0  # how often Ctrl-C comes when a job has begun and its start was not answered
         self.starts = 0
-        # What fails once ("start", "stop", "logs", "status"), with a status of HTTP or gRPC.
-        self.faults: dict[str, Any] = {}
+        self.faults: dict[
+            str, Any
+        ] = {}  # what fails once ("start", "stop", "logs", "status"), with a status of HTTP or gRPC
         for one in (self.folder, self.bin):
             one.mkdir()
         self.python.with_name("python.py").write_text(

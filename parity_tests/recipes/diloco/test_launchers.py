@@ -31,6 +31,7 @@ from parity_tests.recipes.diloco.platforms import SECONDS, WAITS, Machine, hub, 
 
 OPTIONS = Replica(0, 3, 20, 10, 0, 60.0, store="memory://a bucket/run1")
 CONTAINER = Container(
+    flavor="",
     install=("composer-plugins[diloco] @ file:///x", "s3fs"),
     secrets=("A_SECRET",),
     job_timeout=600,
@@ -87,8 +88,10 @@ def rig_of(name: str, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Rig]:
             try:
                 yield Rig("modal", machine, lambda: Modal(container), server.asked, bool(container.flavor))
             finally:
-                with suppress(AuthError):  # this test may have had no token
-                    modal.Client.from_env().close()  # the next one has another server
+                with suppress(
+                    AuthError
+                ):  # the next test has another server, and this one may have had no token
+                    modal.Client.from_env().close()
     else:
         with hub(machine) as (url, asked):
             # Read from HF_ENDPOINT and HF_HUB_OFFLINE when the package is imported.
@@ -339,10 +342,18 @@ def test_no_token_or_a_wrong_one_is_an_error(
         assert str(found.value).count("modal token new") == (platform == "modal")
 
 
-def test_without_the_hub_is_an_error(hub_rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match="^--on hf-jobs: OfflineMode.*; run unset HF_HUB_OFFLINE$"):
+def test_without_the_hub_or_with_a_token_that_is_not_ascii_is_an_error(
+    hub_rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        with pytest.raises(ConfigError, match="^--on hf-jobs: OfflineMode.*; run unset HF_HUB_OFFLINE$"):
+            hub_rig.connect()
+    monkeypatch.setenv("HF_TOKEN", "hf_t\xf6ken")
+    said = "^--on hf-jobs: the token of Hugging Face has a character that is not ASCII; run hf auth login"
+    with pytest.raises(ConfigError, match=said) as found:
         hub_rig.connect()
+    assert "\xf6" not in str(found.value)
 
 
 def test_a_status_that_is_refused_is_an_error(hub_rig: Rig) -> None:
