@@ -11,10 +11,13 @@ from trl import GRPOTrainer
 from composer_plugins import columns
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.channels import HintChannel, ReplayChannel
+from composer_plugins.adapters.trl_mixin.forward import text_config
 from composer_plugins.adapters.trl_mixin.metrics import warn_once
 from composer_plugins.columns import pairs_of
+from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ComposerWarning, ConfigError, DataError
 from composer_plugins.frameworks.trl import OWN_POLICY, TESTED
+from composer_plugins.losses.calling import check_top_k
 from composer_plugins.losses.choosing import Choice
 
 DataChannel = HintChannel | ReplayChannel
@@ -63,6 +66,14 @@ def bypassed(trainer: Any) -> ConfigError:
     remedy = "call super() in its compute_loss and _compute_loss"
     if trainer.args.use_liger_kernel:
         remedy = f"set use_liger_kernel=False: TRL before 1.14 then has Liger's loss. Otherwise {remedy}"
+    return ConfigError(type(trainer).__name__, problem, remedy)
+
+
+def not_scored(trainer: Any) -> ConfigError:
+    """The error for a trainer whose rollouts do not call the `_calculate_rewards` of the mixin."""
+    problem = "its rollouts bypass ComposerLossMixin._calculate_rewards, from which the channels have the "
+    problem += "rewards and prompts"
+    remedy = "call super() in its _generate_and_score_completions and _calculate_rewards"
     return ConfigError(type(trainer).__name__, problem, remedy)
 
 
@@ -136,9 +147,20 @@ def _changes_nothing(name: str, weight: Any, everything: dict[str, Any]) -> bool
     return bool(weight.is_meta or (weight.numel() and weight.equal(before.to(weight))))
 
 
-def check_images(trainer: GRPOTrainer) -> None:
-    """Raise ConfigError for a model with images, which the hint and replay channels do not pass to it."""
-    if upstream.tokenizer(trainer) is not trainer.processing_class:  # which is a processor
+def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
+    """Raise ConfigError where the forward passes of the hint and replay channels do not work."""
+    vision = upstream.tokenizer(trainer) is not trainer.processing_class  # which is a processor
+    if trainer.model.config.is_encoder_decoder:
+        problem = (
+            "it is an encoder-decoder, and the hint and replay channels append a completion to its prompt"
+        )
+        raise ConfigError("model", problem, "use a decoder-only model")
+    if config.hint_weight > 0 and not vision:
+        check_top_k(config.choose_hint(), text_config(trainer).vocab_size)
+    if config.replay_weight > 0 and upstream.tokenizer(trainer).eos_token_id is None:
+        problem = "the tokenizer has no eos_token, which a replayed completion ends with"
+        raise ConfigError("processing_class", problem, "set tokenizer.eos_token")
+    if vision:
         problem = "it takes images, and the hint and replay channels do not pass images to the model"
         raise ConfigError("model", problem, "set hint_weight=0 and replay_weight=0")
 
@@ -212,9 +234,6 @@ def _checked(
         return channel.check_row(trainer, row, training)
     except DataError as error:
         raise error.under(label, ", ") from None
-    except Exception as error:  # of a chat template, which is a program of the model's author
-        error.add_note(f"in {label}")
-        raise
 
 
 def _evaluated(trainer: GRPOTrainer) -> dict[str, Any]:

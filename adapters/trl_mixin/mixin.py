@@ -109,7 +109,7 @@ class ComposerLossMixin(_Trainer):
                 self._hint.needs_own_student = True
             self._hint.from_environment = environments_with_hints(self, self._hint.source)
         if self._data_channels:
-            before_training.check_images(self)
+            before_training.check_trainer(self, config)
             before_training.check_datasets(self, self._data_channels)
         if self._data_channels or needs_base:
             if self._data_channels or not peft:
@@ -190,8 +190,7 @@ class ComposerLossMixin(_Trainer):
         self, inputs: list[dict[str, Any]], *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
         before_training.check_streamed(self, self._data_channels, inputs)
-        not_scored: Any = None
-        self._prompts = self._rewards = not_scored
+        self._prompts = None
         with upstream.scores_reference(self) if self._reads_reference else nullcontext():
             # It calls _calculate_rewards.
             output = super()._generate_and_score_completions(inputs, *args, **kwargs)
@@ -201,6 +200,8 @@ class ComposerLossMixin(_Trainer):
             output |= self._health.of_generation(self._all_rewards, output)
             if self._replay is not None and upstream.has_environments(self):
                 before_training.warn_of_reset(self, inputs, self._prompts)
+        if self._prompts is None and self._hint is not None:
+            raise before_training.not_scored(self)
         if self._hint is not None:
             output |= self._hint.tensors(self, inputs, self._prompts, output, self._rewards)
         if self._replay is not None:

@@ -183,8 +183,6 @@ class ComposerGRPOConfig(GRPOConfig):
     )
     record_every: int = option(1, "One in so many optimizer steps is recorded.")
 
-    _VALID_DICT_FIELDS = (*GRPOConfig._VALID_DICT_FIELDS, *PARAMS)  # which transformers reads from JSON
-
     def __new__(cls, *args: Any, **kwargs: Any) -> "ComposerGRPOConfig":
         # This runs before the dataclass's __init__, whose TypeError does not name the nearest option.
         accepted = inspect.getfullargspec(cls.__init__)
@@ -194,6 +192,15 @@ class ComposerGRPOConfig(GRPOConfig):
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
+        wrong = Findings()
+        for name in PARAMS:
+            if isinstance(value := getattr(self, name), str):
+                try:
+                    setattr(self, name, json.loads(value))
+                except json.JSONDecodeError as error:
+                    problem = f"{value!r} is not JSON: {error}"
+                    wrong.append(Finding("error", name, problem, 'write it as {"beta": 0.5}'))
+        enforce(wrong)
         super().__post_init__()
         enforce(self.findings())
 
@@ -258,6 +265,7 @@ class ComposerGRPOConfig(GRPOConfig):
             )
             remedy = "set it to 'zero', or install trl 1.16 or newer"
             wrong.append(Finding("error", "on_bad_reward", problem, remedy))
+        wrong += [] if wrong else self._length_of_the_denominator(found)
         yield from [*wrong, *findings]
 
     def get_process_log_level(self) -> int:
@@ -326,6 +334,14 @@ class ComposerGRPOConfig(GRPOConfig):
             return MODES[default], f"TRL's default, {default}: the loss names no reduction"
         source = "its attribute mode" if choice.is_import_path else f"as in {choice.upstream or 'the paper'}"
         return choice.mode, f"{source}: loss_type is not set"
+
+    def _length_of_the_denominator(self, found: Resolved) -> Iterator[Finding]:
+        """Yield an error where the denominator is max_completion_length, and that is None."""
+        if found.mode == MODES["dr_grpo"] and self.max_completion_length is None:
+            loss = f"loss_type={self.loss_type!r}" if self.loss_type else f"policy={self.policy!r}"
+            problem = f"it is None, and {loss} divides the loss of a completion by it"
+            remedy = "set it to the number of tokens that a completion may have, or set another loss_type"
+            yield Finding("error", "max_completion_length", problem, remedy)
 
     def _kl_twice(self, policy: Choice) -> Iterator[Finding]:
         """Yield a warning where TRL adds its KL to a loss that may have its own."""

@@ -151,6 +151,10 @@ class EmaTeacher(TrainerCallback):
                 self.averages |= {name: weight.clone() for name, weight in wide.items()}
             return
         path = resumed_checkpoint(self.trainer) / STATE_FILE
+        if not path.exists():
+            problem = f"it is 'ema', training resumes at step {state.global_step}, and {path} does not exist"
+            remedy = "copy the teacher's file into the checkpoint, or set the first run's hint_teacher"
+            raise ConfigError("hint_teacher", problem, remedy)
         saved = load_file(path)
         if saved.keys() != own.keys():
             problem = f"it is 'ema', and {path} has other weights than those that are trained"

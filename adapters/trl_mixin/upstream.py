@@ -41,7 +41,7 @@ from composer_plugins.columns import (
     template_messages,
     tools_of,
 )
-from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.errors import ConfigError, DataError, in_a_line
 from composer_plugins.frameworks.trl import LOSS_OPTIONS, OWN_POLICY, TESTED
 from composer_plugins.losses.masks import boolean_mask
 
@@ -370,7 +370,10 @@ def encode_replayed(
     prompt = row["prompt"]
     tools = tools_of(row, prompt)
     if isinstance(prompt, str):
-        return encode_prompts(trainer, [prompt])[0], _encode_generated(trainer, completions)
+        texts = [one for one in completions if isinstance(one, str)]
+        if len(texts) < len(completions):
+            raise DataError("prompt", "it is a string, and a completion is messages", "write both alike")
+        return encode_prompts(trainer, [prompt])[0], _encode_generated(trainer, texts)
     messages = template_messages(prompt)
     tools = (_policy_tools(trainer, row) if tools is None else tools) or None
     start = _render(trainer, messages, tools, add_generation_prompt=True)
@@ -385,16 +388,21 @@ def _policy_tools(trainer: GRPOTrainer, row: Row) -> Any:
 
 
 def _render(trainer: GRPOTrainer, messages: Prompt, tools: Any, **options: Any) -> list[int]:
-    """Token ids of a conversation, as the chat template writes it."""
-    rendered: Any = trainer.processing_class.apply_chat_template(
-        conversation=[messages],
-        tools=tools,
-        chat_template=trainer.chat_template,
-        tokenize=True,
-        return_dict=True,
-        **options,
-        **trainer.chat_template_kwargs,
-    )
+    """Token ids of a conversation; raises DataError if the chat template does not take it."""
+    try:
+        rendered: Any = trainer.processing_class.apply_chat_template(
+            conversation=[messages],
+            tools=tools,
+            chat_template=trainer.chat_template,
+            tokenize=True,
+            return_dict=True,
+            **options,
+            **trainer.chat_template_kwargs,
+        )
+    except Exception as error:  # a template is a program of the model's author
+        problem = f"it does not take this conversation ({in_a_line(error)})"
+        remedy = "write the messages as this template wants them, leave the row out, or set another template"
+        raise DataError("chat template", problem, remedy) from error
     ids: list[int] = rendered["input_ids"][0]
     return ids
 
@@ -423,7 +431,7 @@ def _completion_after(
         return _encode_generated(trainer, [text.removeprefix(opened[0]).removeprefix(f"<{tag}>")])[0]
 
 
-def _encode_generated(trainer: GRPOTrainer, texts: Iterable[Any]) -> list[list[int]]:
+def _encode_generated(trainer: GRPOTrainer, texts: Iterable[str]) -> list[list[int]]:
     """Token ids of what the model generates after a prompt, each with the end of sequence."""
     tokenize, ends, made = tokenizer(trainer), end_tokens(trainer), []
     for text in texts:

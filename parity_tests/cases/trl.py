@@ -36,6 +36,7 @@ SHORT = {
 FEEDBACK = {**ROLLOUTS, **SHORT, "include_environment_feedback": True}
 HINT, WEIGHT = "privileged_context", "n_teachers_agreeing"
 CPU = {"use_cpu": True, "bf16": False}
+NO_LENGTH = {"max_completion_length": None}
 SEQUENCE_MASK = {"use_vllm": True, "vllm_importance_sampling_mode": "sequence_mask"}
 QV = {"target_modules": ["q_proj", "v_proj"]}
 TOKENS = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 3}
@@ -124,6 +125,20 @@ def with_args(args: Any) -> None:
     ComposerGRPOTrainer(model=tiny.model(), reward_funcs=tiny.reward, args=args)
 
 
+def no_end() -> None:
+    """Make a trainer whose tokenizer does not say how a completion ends."""
+    tokenizer = tiny.tokenizer()
+    tokenizer.eos_token = None
+    tiny.trainer(replay_weight=1.0, arguments={"processing_class": tokenizer})
+
+
+def encoder_decoder() -> None:
+    """Make a trainer of another kind of model."""
+    model = tiny.model()
+    model.config.is_encoder_decoder = True
+    tiny.trainer(hint_weight=1.0, policy_model=model)
+
+
 def nan_teacher() -> None:
     """Train with a teacher that has no finite log-probabilities."""
     made = tiny.trainer(hint_weight=1.0)
@@ -159,6 +174,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "a misspelt loss_type": {"policy": "grpo", "loss_type": "dapoo"},
     "a loss of TRL's as the reduction": {"policy": "grpo", "loss_type": "cispo"},
     "TRL's KL beside a loss that has no mean": {"policy": "importance_sampling", "beta": 0.1},
+    "Dr. GRPO without a length": {"policy": "dr_grpo", **NO_LENGTH},
     "one completion per prompt": {"num_generations": 1},
     "vLLM's weights beside a loss that has the rollout's ratio": {"policy": "dppo_tv", "use_vllm": True},
     "one vLLM weight per sequence beside VESPO": {"policy": "vespo", **SEQUENCE_MASK},
@@ -175,6 +191,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "a preference loss as the divergence": {"hint_weight": 1.0, "hint_divergence": "dpo"},
     "a parameter out of its range": {"hint_weight": 1.0, "hint_params": {"beta": 1.5}},
     "a parameter beyond float64": {"hint_weight": 1.0, "hint_params": {"temperature": 10**400}},
+    "a top k above the vocabulary": {"hint_weight": 1.0, "hint_params": {"top_k": 9999}},
     "a rule for the rest, without a top k": {"hint_weight": 1.0, "hint_params": {"rest": "tail"}},
     "an option of the hint without its weight": {"hint_teacher": "ema"},
     "an EMA rate without an EMA": {"hint_weight": 1.0, "hint_ema_rate": 0.1},
@@ -196,7 +213,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         **{"policy": "grpoo", "hint_weight": 1.0, "hint_divergence": "jsdd", "replay_weight": 1.0},
         **{"replay_params": {"bta": 1}, "hint_source": "colum"},
     },
-    "parameters that are not an object": {"policy_params": "[", "hint_params": "1"},
+    "two options that are not JSON": {"policy_params": "{", "hint_params": "["},
     "four options that do not go together": {
         **{"policy": "grpo", "replay_weight": 1.0, "replay_loss": "tpo", "loss_type": "cispo"},
         **{"importance_sampling_level": "sequence", "remove_unused_columns": True},
@@ -266,6 +283,8 @@ TRAINERS: dict[str, Make] = {
     ),
     "a chat template that rewrites the prompt": with_template(COUNTS, replay_weight=1.0),
     "a completion without its reasoning": with_template(OPENS, replay_weight=1.0),
+    "a tokenizer without an end of sequence": no_end,
+    "an encoder-decoder": encoder_decoder,
     "a learned prompt": adapted(PromptTuningConfig(**TOKENS)),
     "an adapter that changes the weights": adapted(LoraConfig(**QV, init_lora_weights="pissa")),
     "an adapter that trains biases": adapted(LoraConfig(**QV, bias="all")),

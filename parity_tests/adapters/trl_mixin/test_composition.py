@@ -125,9 +125,23 @@ class Filtering(GRPOTrainer):
         return {name: value[:-1] if value.dim() else value for name, value in output.items()}
 
 
-def test_rollouts_that_rows_do_not_belong_to_are_an_error() -> None:
-    error = composition.error_of(Filtering, {"hint_weight": 1.0})
-    assert "returns 15 completions for 16 rows, so it is not known which hint and pair" in str(error)
+class Generating(GRPOTrainer):
+    """Makes its own rollouts and scores."""
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"prompt_ids": torch.ones(len(inputs), 2)}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "message"),
+    [
+        (Filtering, "returns 15 completions for 16 rows, so it is not known which hint and pair"),
+        (Generating, "its rollouts bypass ComposerLossMixin._calculate_rewards, from which the channels"),
+    ],
+)
+def test_rollouts_that_rows_do_not_belong_to_are_an_error(trainer: type, message: str) -> None:
+    error = composition.error_of(trainer, {"hint_weight": 1.0})
+    assert error is not None and message in str(error)
 
 
 class Resampling(GRPOTrainer):

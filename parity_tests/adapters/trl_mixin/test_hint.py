@@ -78,7 +78,7 @@ def test_resuming_without_the_ema_teachers_file_is_an_error(tmp_path: Any) -> No
     options["output_dir"] = str(tmp_path)
     tiny.trainer(**options, max_steps=1).train()
     (tmp_path / "checkpoint-1" / "composer_ema_teacher.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"composer_ema_teacher\.safetensors"):
+    with pytest.raises(ValueError, match="hint_teacher: it is 'ema', training resumes at step 1"):
         tiny.trainer(**options, max_steps=2).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     save_file({"other": torch.ones(1)}, tmp_path / "checkpoint-1" / "composer_ema_teacher.safetensors")
     with pytest.raises(ConfigError, match="has other weights than those that are trained"):

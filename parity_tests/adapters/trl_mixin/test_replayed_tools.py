@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import pytest
-from jinja2 import TemplateError
 
 from composer_plugins.adapters.trl_mixin.upstream import encode_replayed
 from composer_plugins.errors import DataError
@@ -61,6 +60,7 @@ THINKS = (
     [
         (CONTENT, "chat template: it does not show the call of read; set one that shows tool calls, or remo"),
         (NAME, "chosen: it differs from rejected, and their tokens are equal; set a chat template that"),
+        ("{{ raise_exception('no') }}", "chat template: it does not take this conversation .TemplateError"),
         (THINKS, "chat template: its prompt ends with <think>, and it drops the reasoning from a completion"),
     ],
 )
@@ -68,13 +68,6 @@ def test_a_template_that_loses_a_tool_call_is_an_error(template: str, message: s
     words = tool_calls.tokenizer()
     words.chat_template = template
     with pytest.raises(DataError, match=f"row 0, {message}"):
-        of_pairs(arguments={"processing_class": words})
-
-
-def test_a_templates_own_error_names_the_row() -> None:
-    words = tool_calls.tokenizer()
-    words.chat_template = "{{ raise_exception('no') }}"
-    with pytest.raises(TemplateError, match="^no\nin train_dataset row 0$"):
         of_pairs(arguments={"processing_class": words})
 
 
