@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from composer_plugins.errors import ComposerError, ComposerWarning, DataError, in_a_line, writing
+from composer_plugins.errors import ComposerError, ComposerWarning, ConfigError, DataError, in_a_line, writing
 from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.inputs import INPUTS, VOCAB
 from composer_plugins.losses.masks import boolean_mask
@@ -133,7 +133,9 @@ class Recorder:
     def of(
         cls, folder: str | None, every: int, choice: Choice | str, *, framework: str, version: str, mode: str
     ) -> "Recorder | None":
-        """Return a recorder, or None without a folder."""
+        """Return a recorder, or None without a folder. Raises ConfigError for `every` below 1."""
+        if every < 1:
+            raise ConfigError("record_every", f"it is {every}", "set a number of steps of at least 1")
         about = {"framework": framework, "version": version, "mode": mode}
         return cls(folder, every, choice, about) if folder else None
 

@@ -47,17 +47,25 @@ def conform(
     not be run, and 2 if nothing could be run.
     """
     from composer_plugins.conformance import running, suites, tables
+    from composer_plugins.losses.registry import losses
 
     known = suites.compared()
     for name in frameworks or ():
         if name not in known:
             raise unknown("conform", name, known, noun="framework")
     chosen = [one for name, one in known.items() if not frameworks or name in frameworks]
+    if source is not None and all(one.package for one in chosen):
+        named = " and ".join(one.title for one in known.values() if not one.package)
+        raise ConfigError("--source", f"it is for {named}, which are not compared here", "remove it")
     by_checkout = [one.name for one in chosen if not one.package]
     if source is not None and len(by_checkout) > 1:
         problem = f"it may be a checkout for {', '.join(by_checkout)}"
         remedy = f"name one: composer-plugins conform {by_checkout[0]} --source DIR"
         raise ConfigError("--source", problem, remedy)
+    names = {one.name for one in losses()}
+    for base in [name.partition("@")[0] for name in loss or ()]:
+        if base not in names:
+            raise unknown("--loss", base, names, noun="loss", more="composer-plugins list shows all")
     results: list[tuple[str, Suite, list[Row]]] = []
     stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
     unusable = False

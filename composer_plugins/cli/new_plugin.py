@@ -3,6 +3,7 @@
 import shutil
 from importlib.util import find_spec
 from keyword import iskeyword
+from os.path import lexists
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,8 @@ def new_plugin(
     if name.lower() in frameworks() or find_spec(module):
         raise ConfigError("name", f"a module {module} exists already", "choose another name")
     target = folder or Path(name)
+    if lexists(target):
+        raise ConfigError("folder", f"{str(target)!r} exists already", "name another one with --folder")
     with writing("folder", target):
         shutil.copytree(TEMPLATE, target, ignore=shutil.ignore_patterns("__pycache__"))
         for path in sorted(target.rglob("*"), reverse=True):  # what is in a folder before the folder

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from composer_plugins.config import ComposerConfig, check_template
+from composer_plugins.errors import ConfigError
 
 TEMPLATES: dict[str, str] = {
     "default": ComposerConfig.model_fields["teacher_prompt_template"].default,
@@ -21,6 +22,11 @@ def named_templates(given: Iterable[str], key: str = "template") -> dict[str, st
     """
     found = dict[str, str]()
     for i, text in enumerate(given, start=1):
+        if "{" not in text and text not in TEMPLATES:
+            problem = (
+                f"{text!r} is not one of {', '.join(TEMPLATES)}, and has no field {{privileged_context}}"
+            )
+            raise ConfigError(key, problem, "give a name, or a text with {prompt} and {privileged_context}")
         written = TEMPLATES.get(text, text.replace("\\n", "\n"))
         check_template(key, written, {"privileged_context"}, {"prompt"})
         found[text if text in TEMPLATES else f"given {i}"] = written

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from composer_plugins.batches import Recorder, load, save, steps
-from composer_plugins.errors import ComposerWarning, DataError
+from composer_plugins.errors import ComposerWarning, ConfigError, DataError
 from composer_plugins.losses.choosing import choose
 from parity_tests.rigs.paths import ROOT
 
@@ -67,6 +67,8 @@ def test_a_recorder_writes_every_nth_step_and_what_it_is_given(tmp_path: Path) -
     for _ in range(4):
         without(tensors())
     assert steps(tmp_path / "calls") == [0, 2]
+    with pytest.raises(ConfigError, match="record_every: it is 0; set"):
+        recorder(tmp_path, every=0)
 
 
 FAULTS = {"pathlib.Path.write_bytes": OSError(28, "No space left on device")}

@@ -57,7 +57,7 @@ def test_a_name_that_cannot_be_used_is_an_error(name: str, reason: str, tmp_path
 
 def test_a_folder_that_exists_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("kept")
-    assert "cannot be written (File exists)" in str(make("kept-losses", "--folder", str(tmp_path)).exception)
+    assert "exists already" in str(make("kept-losses", "--folder", str(tmp_path)).exception)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
