@@ -16,7 +16,7 @@ from rich.padding import Padding
 
 from composer_plugins.cli.completion import KindOption, complete_loss
 from composer_plugins.cli.console import answer, foreign_code, page, table
-from composer_plugins.errors import writing
+from composer_plugins.errors import ConfigError, writing
 from composer_plugins.losses.choosing import Choice, find
 from composer_plugins.losses.registry import registry
 
@@ -93,6 +93,8 @@ def choices(kind: str, names: Sequence[str], sweep: Sequence[str]) -> dict[str, 
 
     swept = dict[str, list[Any]]()
     for name, _, values in (one.partition("=") for one in sweep):
+        if not values:
+            raise ConfigError("--sweep", f"{name!r} has no values", "write NAME=VALUE,VALUE")
         # YAML 1.1 takes 3e-4 for a text, and 3.0e-4 for a number.
         parts = [one if "." in one else re.sub(r"(?<=\d)e(?=-)", ".0e", one) for one in values.split(",")]
         swept[name] = [*swept.get(name, []), *map(yaml.safe_load, parts)]

@@ -46,6 +46,8 @@ def conform(
     Run it after an upgrade. The exit status is 0 if all are equal within rounding, 1 if one is not or could
     not be run, and 2 if nothing could be run.
     """
+    if as_json and as_markdown:
+        raise ConfigError("--markdown", "it was given with --json", "choose one of them")
     from composer_plugins.conformance import running, suites, tables
     from composer_plugins.losses.registry import losses
 
@@ -53,6 +55,8 @@ def conform(
     for name in frameworks or ():
         if name not in known:
             raise unknown("conform", name, known, noun="framework")
+    if source is not None and not source.is_dir():
+        raise ConfigError("--source", f"the folder {str(source)!r} does not exist", "correct it")
     chosen = [one for name, one in known.items() if not frameworks or name in frameworks]
     if source is not None and all(one.package for one in chosen):
         named = " and ".join(one.title for one in known.values() if not one.package)

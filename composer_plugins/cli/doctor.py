@@ -86,6 +86,8 @@ def doctor(
 
     Exit status 1: an error was found; 2: there was nothing to examine.
     """
+    if verl and framework not in (None, "verl"):
+        raise ConfigError("--verl", f"--framework {framework} is given too", "give one of them")
     name = "verl" if verl else framework
     if name is not None and name not in examinable():
         raise unreadable("--framework", name, examinable())

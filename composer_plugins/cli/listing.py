@@ -119,6 +119,8 @@ def select(
                 raise ConfigError(option, problem, remedy)
             if value not in accepted:
                 raise unknown(option, value, accepted, noun=noun)
+    if not all(map(str.strip, words)):
+        raise ConfigError("SEARCH", "an empty word is given", "give a word, or none to list all")
     runners = [known[name] for name in frameworks]
     rows = []
     for loss in losses:

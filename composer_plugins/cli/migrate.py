@@ -49,6 +49,8 @@ def migrate(
     if bool(loss) == bool(given or context.obj is not None):
         problem = "both are given" if loss else "neither is given"
         raise ConfigError("FILE, --loss", problem, "give a config file, or --loss with the name of a loss")
+    if loss and source:
+        raise ConfigError("--from", "--loss names a loss of no framework's file", "remove one of them")
     if source:
         check(source, "--from")
     check(to, "--to")

@@ -134,7 +134,7 @@ def test_against_is_0_only_where_both_logs_are_computed_again(tmp_path: Path) ->
 
 
 WRONG = {
-    "--sweep clip_high": "--sweep.clip_high: it is None; set a finite number",
+    "--sweep clip_high": "--sweep: 'clip_high' has no values; write NAME=VALUE",
     "--sweep clip=0.1": "--sweep.clip: unknown grpo parameter 'clip'",
     "--step 3": "no batch of step 3 is there; name another folder, or one of the steps that it has: [4]",
     "--out a.gif": "--out: 'a.gif' has another suffix; end it in .png or .svg",

@@ -9,6 +9,7 @@ from parity_tests.rigs.commands import error, output
 
 # The words and the error, whole or up to a "…".
 ERRORS = """
+list '' -> SEARCH: an empty word is given; give a word, or none to list all
 list polcy -> SEARCH: no loss has the word 'polcy'; did you mean '--kind policy'?
 list dapoo -> SEARCH: unknown word 'dapoo'; did you mean 'dapo'?
 list verrl -> SEARCH: unknown word 'verrl'; did you mean 'verl'?
@@ -67,6 +68,7 @@ every_term_is_divided_as_the_advantages_are is for --as skyrl and tinker alone; 
 check composer_plugins.kernels.policy:dapo --as tinker -> --as: its first parameter is logprobs, as that of \
 a kernel here, and tinker calls fn(data, logprobs_list); leave out --as, or adapt the function
 check composer_plugins.kernels.policy:dapo --as verl -> --as: its first parameter is logprobs, as that of a …
+conform --source no/where -> --source: the folder 'no/where' does not exist; correct it
 conform trl verl --source . -> --source: it is for PRIME-RL and …
 conform --source . -> --source: it may be a checkout for prime-rl, …
 migrate --from tinker --to trl =1 -> --from: tinker has no config file; set the options in loss_fn, which \

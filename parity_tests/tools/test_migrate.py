@@ -111,6 +111,7 @@ def test_options_of_a_command_line_replace_those_of_the_file(run: Any, run_on: A
         ("algorithm.adv_estimator=[ --from verl --to verl", "algorithm.adv_estimator|cannot be parsed"),
         ("a.yaml b.yaml --from verl --to verl", "FILE|2 are given"),
         ("algorithm.adv_estimator=grpo --from verl --version 9 --to verl", "--version|PRIME-RL"),
+        ("--loss grpo --from verl --to verl", "--from|--loss"),
         ("beta=0.1 --from verl --to verl", "--from|beta"),
         ("beta=0.1 --from prime-rl --to verl", "--from|beta"),
     ],

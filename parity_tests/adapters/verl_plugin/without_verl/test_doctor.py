@@ -210,6 +210,7 @@ def test_without_verl_a_config_is_read_by_itself(monkeypatch: pytest.MonkeyPatch
         ([], "nothing to examine give a config file, or --verl"),
         (["--framework", "prime-rl"], "no config file of prime-rl .toml"),
         (["algorithm.adv_estimator=composer"], "not known by the suffix --verl"),
+        (["--verl", "--framework", "prime-rl"], "--verl: --framework prime-rl is given too"),
         (["--verl", "a.yaml", "b.yaml"], "a.yaml, b.yaml several files main_ppo takes one"),
     ],
 )
