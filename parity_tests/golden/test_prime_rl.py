@@ -173,9 +173,6 @@ def test_prime_rl_overflows_where_ours_saturates() -> None:
         assert stale and not any(golden.tensor(c["loss"]).isfinite() for c in stale)
 
 
-REDUCED = {"default_loss_fn": "dppo_tv@prime-rl", "ipo_loss_fn": "ipo@prime-rl"}
-
-
 def trains(sequence: Case) -> Tensor:
     """The tokens of a sequence that count: a weight of 0 masks one."""
     mask = torch.tensor(sequence["loss_mask"])
@@ -188,7 +185,7 @@ def test_reductions_equal_prime_rl(case: Case) -> None:
 
     The denominator is the number of tokens of every micro-batch and rank.
     """
-    name, hp = REDUCED[case["loss_fn"]], options(case["kwargs"])
+    name, hp = DIALECTS["v0.8.0"][case["loss_fn"].removesuffix("_loss_fn")], options(case["kwargs"])
     token_sum, token_mean = (
         reductions.kernel("aggregation", f"{mode}@prime-rl") for mode in ("token-sum", "token-mean")
     )
