@@ -75,7 +75,8 @@ def entropy(logits: Logits, mask: Mask, *, temperature: float) -> Tokens:
     value = logits.new_empty(mask.shape, dtype=dtype)
     for tile in _tiles(logits):
         log_p = log_softmax(_by_rows(logits)[tile], temperature, dtype)
-        value.view(_by_rows(logits).shape[:2])[tile] = _entropy(log_p)
+        p = log_p.exp()
+        value.view(_by_rows(logits).shape[:2])[tile] = -(p * log_p).masked_fill_(p == 0, 0.0).sum(-1)
     return keep(value, mask)
 
 
@@ -190,11 +191,6 @@ def value_and_slope(
     student = torch.mul(p_s, log_ratio, out=p_t).sum(-1, keepdim=True)
     value = beta * teacher + (1 - beta) * student.squeeze(-1)
     return value, (log_ratio if of_log_probs else log_ratio.sub_(student)).mul_(p_s.mul_(1 - beta))
-
-
-def _entropy(log_p: Logits) -> Tokens:
-    p = log_p.exp()
-    return -(p * log_p).masked_fill_(p == 0, 0.0).sum(-1)
 
 
 def log_softmax(logits: Logits, temperature: float = 1.0, dtype: torch.dtype | None = None) -> Logits:

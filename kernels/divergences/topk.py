@@ -3,7 +3,7 @@
 from composer_plugins.kernels.divergences import summands
 from composer_plugins.kernels.divergences.supports import Pair, Rest, log_probs_at
 from composer_plugins.kernels.masking import bounded, keep, with_nan_of
-from composer_plugins.kernels.types import Logits, LogProbs, Mask, Metric, TokenLoss, Tokens, VocabIds
+from composer_plugins.kernels.types import Logits, LogProbs, Mask, Metric, TokenLoss, VocabIds
 
 __all__ = ["forward_kl_topk", "generalized_reverse_kl_topk", "reverse_kl_topk", "symmetric_kl_topk"]
 
@@ -34,7 +34,11 @@ def forward_kl_topk(
     """
     given = student_logits, teacher_topk_logprobs, teacher_topk_ids, mask
     s, t = _floored(log_probs_at(*given, temperature, rest), logprob_floor)
-    loss = _bounded(summands.total(summands.kl(t, s)), non_negative, value_cap)
+    loss = summands.total(summands.kl(t, s))
+    if non_negative:
+        loss = loss.clamp(min=0)
+    if value_cap is not None:
+        loss = loss.clamp(-value_cap, value_cap)
     return TokenLoss(keep(loss, mask), _masses(*given, temperature))
 
 
@@ -116,12 +120,6 @@ def _floored(pair: Pair, floor: float | None) -> Pair:
     teacher = pair.teacher.clamp(min=floor)
     # Where the teacher is NaN, the student is too: below the floor the gradient would be 0.
     return Pair(bounded(with_nan_of(pair.student, teacher), low=floor), teacher)
-
-
-def _bounded(x: Tokens, non_negative: bool, cap: float | None) -> Tokens:
-    if non_negative:
-        x = x.clamp(min=0)
-    return x if cap is None else x.clamp(-cap, cap)
 
 
 def _masses(

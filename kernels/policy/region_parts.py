@@ -36,24 +36,6 @@ def detached(logprobs: Tokens) -> Tokens:
     return at_least_float32(logprobs).detach()
 
 
-def surrogate(
-    weight: Tokens, advantages: Advantages, logprobs: Tokens, log_r: Tokens, mask: Mask, form: Form
-) -> Tokens:
-    """-weight A per token, whose gradient in log pi(y_t) is -weight A too, in one of two value forms.
-
-        score   -sg(weight) A log pi(y_t)
-        ratio   -sg(weight) A (1 + log r_t - sg(log r_t)), which is -r A where r is the weight
-
-    Raises ValueError for any other form.
-    """
-    if form == "score":
-        return score(weight, advantages, logprobs, mask)
-    if form == "ratio":
-        # The difference is exactly 0, so that the value is the weight's to the last bit.
-        return coefficient(weight, advantages, mask) * (1 + (log_r - log_r.detach()))
-    raise ValueError(f"unknown form {form!r}; known: {', '.join(Form.__args__)}")
-
-
 def masked_surrogate(
     logprobs: Tokens,
     rollout_logprobs: Tokens,
@@ -67,11 +49,17 @@ def masked_surrogate(
     adv_tau: float = 1.0,
     kl_tau: float = 0.0,
 ) -> TokenLoss:
-    """-adv_tau min(r, ratio_cap) M A + kl_tau (log r)^2, with M = 0 beyond the region.
+    """-adv_tau min(r, ratio_cap) M A + kl_tau (log r)^2, with M = 0 beyond the region; r is pi / rollout.
 
-    r is pi / rollout. The drift term (without a factor 1/2) applies to every unmasked token, also where
-    M = 0. A token with a NaN distance gets a NaN loss, not 0. Beyond `log_ratio_clamp` the form "ratio" has
-    the gradient 0, as the clamped ratio has, and the form "score" keeps its gradient.
+    With the weight w = adv_tau min(r, ratio_cap) M, the first term has one of two value forms. Its gradient
+    in log pi(y_t) is -w A in both:
+
+        score   -sg(w) A log pi(y_t)
+        ratio   -sg(w) A (1 + log r_t - sg(log r_t)), which is -r A where r is the weight
+
+    The drift term (without a factor 1/2) applies to every unmasked token, also where M = 0. A token with a
+    NaN distance gets a NaN loss, not 0. Beyond `log_ratio_clamp` the form "ratio" has the gradient 0, as the
+    clamped ratio has, and the form "score" keeps its gradient. Raises ValueError for any other form.
     """
     log_r = log_ratio(logprobs, rollout_logprobs, mask)
     drift = log_r.detach()
@@ -81,11 +69,16 @@ def masked_surrogate(
     weight = weight * region.inside  # a product, because NaN times 0 is still NaN
     if region.unknown is not None:
         weight = weight.masked_fill(region.unknown, torch.nan)
-    slope = log_r
-    if log_ratio_clamp is not None and form == "ratio":  # NaN keeps its gradient beyond the clamp too
-        is_number = ~coefficient(weight, advantages, mask).isnan()
-        slope = torch.where((drift.abs() > log_ratio_clamp) & is_number, drift, log_r)
-    loss = surrogate(weight, advantages, logprobs, slope, mask, form)
+    if form == "score":
+        loss = score(weight, advantages, logprobs, mask)
+    elif form == "ratio":
+        factor, slope = coefficient(weight, advantages, mask), log_r
+        if log_ratio_clamp is not None:  # NaN keeps its gradient beyond the clamp too
+            slope = torch.where((drift.abs() > log_ratio_clamp) & ~factor.isnan(), drift, log_r)
+        # The difference is exactly 0, so that the value is the weight's to the last bit.
+        loss = factor * (1 + (slope - drift))
+    else:
+        raise ValueError(f"unknown form {form!r}; known: {', '.join(Form.__args__)}")
     if kl_tau:
         loss = loss + kl_tau * log_r.square()
     metrics = {

@@ -7,7 +7,7 @@ kl_tau (log r)^2 at every unmasked token, masked by M or not: PRIME-RL's and Kim
 
 import torch
 
-from composer_plugins.kernels.masking import at_least_float32, safe_exp
+from composer_plugins.kernels.masking import safe_exp
 from composer_plugins.kernels.policy.region_parts import Form, Region, by_sign, detached, masked_surrogate
 from composer_plugins.kernels.ratios import log_ratio
 from composer_plugins.kernels.trust_regions import (
@@ -228,6 +228,5 @@ def minirl(
 
 
 def _buckets(log_p: LogProbs, log_q: LogProbs, mask: Mask) -> tuple[LogProbs, LogProbs]:
-    kept = mask.unsqueeze(-1)
-    p, q = at_least_float32(log_p).detach(), at_least_float32(log_q).detach()
-    return torch.where(kept, p, -torch.inf), torch.where(kept, q, -torch.inf)
+    p, q = (torch.where(mask.unsqueeze(-1), detached(x), -torch.inf) for x in (log_p, log_q))
+    return p, q

@@ -1,6 +1,6 @@
 """Advantages against the recordings of nine upstream repositories: OpenRLHF, slime, NeMo-RL and others."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,9 +11,7 @@ from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs import golden
 from parity_tests.rigs.golden import Case, claim
 
-
-def kernel(name: str, **params: Any) -> Callable[..., Tensor]:
-    return reductions.kernel("advantage", name, **params)
+kernel = partial(reductions.kernel, "advantage")
 
 
 def largest_term(rewards: Tensor, ids: Tensor, *, divided: bool) -> float:

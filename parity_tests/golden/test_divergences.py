@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +16,7 @@ from parity_tests.rigs import dialects, golden
 from parity_tests.rigs.golden import Case, claim, is_nan, is_number
 
 LEAST_PROBABILITY = 1e-8  # what OPSD takes the logarithm of where it is given probabilities
-
-
-def kernel(name: str) -> Callable[..., Any]:
-    return reductions.kernel("divergence", name)
+kernel = partial(reductions.kernel, "divergence")
 
 
 def logits(case: Case) -> tuple[Tensor, Tensor]:

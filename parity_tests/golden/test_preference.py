@@ -20,13 +20,12 @@ def scores(case: Case, name: str) -> list[Tensor]:
     return [golden.tensor(case[name.format(side)]).requires_grad_() for side in SIDES]
 
 
-def assert_recorded(ours: PairLoss, policy: list[Tensor], case: Case, *, mean: bool = True) -> None:
-    """Losses, their mean unless it is not recorded, and its gradients in the policy's scores."""
+def assert_recorded(ours: PairLoss, policy: list[Tensor], case: Case) -> None:
+    """Losses, their mean, and its gradients in the policy's scores."""
     theirs = golden.tensor(case["losses"])
     assert_parity(ours.loss, theirs, terms=4)
-    if mean:
-        scale = {"terms": len(theirs), "magnitude": float(theirs.abs().max())}
-        assert_parity(ours.loss.mean(), golden.tensor(case["loss"]), **scale, what="mean loss")
+    scale = {"terms": len(theirs), "magnitude": float(theirs.abs().max())}
+    assert_parity(ours.loss.mean(), golden.tensor(case["loss"]), **scale, what="mean loss")
     slopes = torch.autograd.grad(ours.loss.mean(), policy)
     for slope, want in zip(slopes, scores(case, "grad_{}"), strict=True):
         assert_parity(slope, want, terms=4, what="gradient")

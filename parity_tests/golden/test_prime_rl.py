@@ -18,22 +18,20 @@ from composer_plugins.losses.row import of_kind
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs import golden
 from parity_tests.rigs.golden import Case, claim
-from parity_tests.rigs.prime_rl_words import DIALECTS, INPUTS, dtype_of, options
+from parity_tests.rigs.prime_rl_words import DIALECTS, INPUTS, SCORED, loss_inputs, options
 
 PACKS = {pack["id"]: pack for pack in golden.beside("prime_rl/inputs", "packs")}
 WEIGHTED = {"v0.8.0"}  # where a loss per token has a weight
-TRAINED = ("trainer_logprobs", "inference_logprobs", "advantages", "loss_mask")
+TRAINED = ("trainer_logprobs", "inference_logprobs", "advantages")
 
 
 def run(version: str, function: str, hp: dict[str, Any], inputs: Case) -> tuple[TokenLoss, Tensor]:
     """Our loss per token of one recorded sequence, and the log-probabilities it is a function of."""
-    dtype = dtype_of(inputs)
-    logprobs, rollout, advantages = (golden.tensor(inputs[k], dtype) for k in TRAINED[:3])
-    logprobs.requires_grad_()
-    mask = torch.tensor(inputs["loss_mask"], dtype=torch.bool)
-    teacher = None if inputs["ref_logprobs"] is None else golden.tensor(inputs["ref_logprobs"], dtype)
-    if function in {"ce", "sft"}:  # REINFORCE with an advantage of 1
-        return policy.reinforce(logprobs, torch.ones_like(logprobs), mask), logprobs
+    given = loss_inputs(function, inputs)
+    logprobs, rollout, advantages = given.trainer_logprobs, given.inference_logprobs, given.advantages
+    teacher, mask = given.ref_logprobs, given.loss_mask
+    if function in SCORED:
+        return policy.reinforce(logprobs, advantages, mask), logprobs
     kernel = reductions.kernel("policy", DIALECTS[version][function])
     if function == "opd":  # its task advantages choose a side of the region
         return kernel(logprobs, rollout, teacher, mask, advantages=advantages), logprobs
@@ -152,7 +150,7 @@ def test_losses_of_a_release_equal_prime_rl(case: Case) -> None:
         assert loss.isfinite() and torch.autograd.grad(loss, logprobs)[0].isfinite().all()
         return None
     assert_equals(loss, token.loss, logprobs, case["loss"], case["grad"])
-    if function not in {"ce", "sft"}:
+    if function not in SCORED:
         assert_logs(token, inputs, case["metrics"])
     return None
 
@@ -175,9 +173,6 @@ def test_prime_rl_overflows_where_ours_saturates() -> None:
         assert stale and not any(golden.tensor(c["loss"]).isfinite() for c in stale)
 
 
-REDUCED = {"default_loss_fn": "dppo_tv@prime-rl", "ipo_loss_fn": "ipo@prime-rl"}
-
-
 def trains(sequence: Case) -> Tensor:
     """The tokens of a sequence that count: a weight of 0 masks one."""
     mask = torch.tensor(sequence["loss_mask"])
@@ -190,7 +185,7 @@ def test_reductions_equal_prime_rl(case: Case) -> None:
 
     The denominator is the number of tokens of every micro-batch and rank.
     """
-    name, hp = REDUCED[case["loss_fn"]], options(case["kwargs"])
+    name, hp = DIALECTS["v0.8.0"][case["loss_fn"].removesuffix("_loss_fn")], options(case["kwargs"])
     token_sum, token_mean = (
         reductions.kernel("aggregation", f"{mode}@prime-rl") for mode in ("token-sum", "token-mean")
     )
@@ -199,7 +194,7 @@ def test_reductions_equal_prime_rl(case: Case) -> None:
     for part in case["micro_batches"]:
         masks, per_token, leaves = [], [], []
         for sequence in part["sequences"]:
-            logprobs, rollout, advantages = (golden.tensor(sequence[key]) for key in TRAINED[:3])
+            logprobs, rollout, advantages = (golden.tensor(sequence[key]) for key in TRAINED)
             mask = trains(sequence)
             token = reductions.kernel("policy", name)(
                 logprobs.requires_grad_(), rollout, advantages, mask, **hp

@@ -59,13 +59,6 @@ def test_the_rest_bucket_equals_stable_rl(case: Case) -> None:
         )
 
 
-def topk_inputs(case: Case) -> tuple[Tensor, ...]:
-    """What dppo_topk_tv and dppo_topk_kl take; the policy's k log-probabilities are those of its logits."""
-    ids = torch.tensor(case["rollout_topk_ids"])
-    topk = golden.tensor(case["logits"]).log_softmax(-1).gather(-1, ids)
-    return *batch(case, "rollout_log_prob"), topk, golden.tensor(case["rollout_topk_logprobs"])
-
-
 @claim("dppo_topk_stable_rl")
 def test_topk_losses_equal_stable_rl(case: Case) -> None:
     """`dppo_topk_tv@stable-rl` and `dppo_topk_kl@stable-rl`, with what is logged of the masked tokens.
@@ -73,7 +66,9 @@ def test_topk_losses_equal_stable_rl(case: Case) -> None:
     The distance is a float32 upstream; no recorded one is within 1e-4 of a bound. With the numbers of
     Stable-RL, the row alone reproduces the recording.
     """
-    inputs, region = topk_inputs(case), case["loss_mode"].removeprefix("dppo_topk_")
+    ids, region = torch.tensor(case["rollout_topk_ids"]), case["loss_mode"].removeprefix("dppo_topk_")
+    topk = golden.tensor(case["logits"]).log_softmax(-1).gather(-1, ids)
+    inputs = *batch(case, "rollout_log_prob"), topk, golden.tensor(case["rollout_topk_logprobs"])
     options = {f"{region}_low": "clip_low", f"{region}_high": "clip_high", "ratio_cap": "clip_ratio_c"}
     given = {ours: case[theirs] for ours, theirs in options.items()}
     given = {} if [*given.values()] == [0.2, 0.2, 3.0] else given

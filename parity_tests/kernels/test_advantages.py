@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from itertools import product
+from statistics import fmean
 
 import pytest
 import torch
@@ -36,12 +37,8 @@ def whitened(rewards: Tensor, ids: Tensor, mask: Tensor | None = None, **options
     return reinforce_pp_baseline(rewards, ids, None, mask, **options)
 
 
-def mean(xs: list[float]) -> float:
-    return math.fsum(xs) / len(xs)
-
-
 def std(xs: list[float], ddof: int) -> float:
-    squares = math.fsum((x - mean(xs)) ** 2 for x in xs)
+    squares = math.fsum((x - fmean(xs)) ** 2 for x in xs)
     return math.sqrt(squares / (len(xs) - ddof)) if len(xs) > ddof else 0.0
 
 
@@ -58,7 +55,7 @@ def loop(rewards: Tensor, ids: Tensor, unmasked: Tensor, one: Callable[..., floa
 
 
 def scaled(xs: list[float], r: float, deviation: float, eps: float) -> float:
-    return (r - mean(xs)) / (deviation + eps) if max(xs) > min(xs) else 0.0
+    return (r - fmean(xs)) / (deviation + eps) if max(xs) > min(xs) else 0.0
 
 
 def lengths(rewards: Tensor) -> Tensor:
@@ -81,7 +78,7 @@ def whitened_loop(centred: Tensor, unmasked: Tensor) -> Tensor:
     xs = centred[unmasked].tolist()
     deviation = std(xs, 1) if len(xs) > 1 else 0.0
     scale = 0.0 if deviation < 1e-12 else 1 / math.sqrt(deviation**2 + 0.01)
-    return torch.where(unmasked, (centred - (mean(xs) if xs else 0.0)) * scale, 0.0)
+    return torch.where(unmasked, (centred - (fmean(xs) if xs else 0.0)) * scale, 0.0)
 
 
 def against_the_others(r: float, xs: list[float]) -> float:
@@ -94,7 +91,7 @@ def left_out(r: float, xs: list[float]) -> float:
     if not others:
         return 0.0
     deviation = std(others, 1) if len(others) > 1 else 0.0
-    return (r - mean(others)) / (deviation + 1e-6 if deviation > 1e-9 else 1.0)
+    return (r - fmean(others)) / (deviation + 1e-6 if deviation > 1e-9 else 1.0)
 
 
 ORACLES: dict[str, tuple[Estimator, Callable[..., float] | None]] = {
@@ -105,21 +102,21 @@ ORACLES: dict[str, tuple[Estimator, Callable[..., float] | None]] = {
         partial(grpo, singleton="raw"),
         lambda r, xs, _: scaled(xs, r, std(xs, 1), 1e-6) if len(xs) > 1 else r / (1 + 1e-6),
     ),
-    "dr_grpo": (dr_grpo, lambda r, xs, _: r - mean(xs)),
+    "dr_grpo": (dr_grpo, lambda r, xs, _: r - fmean(xs)),
     "grpo_leave_one_out": (grpo_leave_one_out, lambda r, xs, _: left_out(r, xs)),
     "rloo": (rloo, lambda r, xs, _: against_the_others(r, xs) if len(xs) > 1 else 0.0),
     "rloo-raw": (
         partial(rloo, singleton="raw"),
         lambda r, xs, _: against_the_others(r, xs) if len(xs) > 1 else r,
     ),
-    "maxrl": (maxrl, lambda r, xs, _: (r - mean(xs)) / mean(xs) if mean(xs) > 1e-12 else 0.0),
+    "maxrl": (maxrl, lambda r, xs, _: (r - fmean(xs)) / fmean(xs) if fmean(xs) > 1e-12 else 0.0),
     "opo": (
         lambda rewards, ids, mask: opo(rewards, ids, lengths(rewards), mask),
         lambda r, xs, _: r - weighted_mean(xs),
     ),
     "gpg": (
         partial(gpg, f_norm=2.0),
-        lambda r, xs, batch: (r - mean(xs)) * len(batch) / max(1, sum(x != 0 for x in batch)) / 2,
+        lambda r, xs, batch: (r - fmean(xs)) * len(batch) / max(1, sum(x != 0 for x in batch)) / 2,
     ),
     "pass_at_k": (pass_at_k, lambda r, xs, _: lead(r, xs)),
     "pass_at_k-group": (
@@ -145,7 +142,7 @@ def test_advantages_equal_loops(
     largest = 50 * max(1.0, float(rewards.abs().max()))
     unscorable = torch.where(unmasked, rewards, torch.nan)
     if oracle is None:
-        expected = whitened_loop(loop(rewards, ids, unmasked, lambda r, xs, _: r - mean(xs)), unmasked)
+        expected = whitened_loop(loop(rewards, ids, unmasked, lambda r, xs, _: r - fmean(xs)), unmasked)
     else:
         expected = loop(rewards, ids, unmasked, oracle)
     assert_parity(kernel(unscorable, ids, unmasked), expected, terms=len(ids), magnitude=largest)

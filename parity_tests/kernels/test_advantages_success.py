@@ -2,6 +2,7 @@
 
 import math
 from itertools import combinations
+from statistics import fmean
 
 import pytest
 import torch
@@ -21,10 +22,6 @@ def unmasked_rows(ids: Tensor, seed: int, share: float) -> Tensor:
     return torch.rand(len(ids), generator=torch.Generator().manual_seed(seed)) >= share
 
 
-def mean(xs: list[float]) -> float:
-    return math.fsum(xs) / len(xs)
-
-
 @given(grouped=grouped_rewards(), seed=seeds, share=masked, k=st.integers(1, 7))
 def test_pass_at_k_training_is_the_mean_over_all_groups_of_k(
     grouped: tuple[Tensor, Tensor], seed: int, share: float, k: int
@@ -40,8 +37,8 @@ def test_pass_at_k_training_is_the_mean_over_all_groups_of_k(
         worth = [float(any(rewards[j] > 0 for j in one)) for one in groups] if rows else []
         for row in rows:
             mine = [x for one, x in zip(groups, worth, strict=True) if row in one]
-            deviation = math.sqrt(max(0.0, mean([x * x for x in worth]) - mean(worth) ** 2))
-            expected[row] = (mean(mine) - mean(worth)) / (deviation + 0.01) if deviation > 1e-9 else 0.0
+            deviation = math.sqrt(max(0.0, fmean([x * x for x in worth]) - fmean(worth) ** 2))
+            expected[row] = (fmean(mine) - fmean(worth)) / (deviation + 0.01) if deviation > 1e-9 else 0.0
     ours = pass_at_k_training(torch.where(unmasked, rewards, torch.nan), ids, unmasked, k=k, eps=0.01)
     assert_parity(ours, expected, terms=64, magnitude=100.0)
 
@@ -57,7 +54,7 @@ def test_a2po_equals_its_formula(seed: int, beta: float, share: float) -> None:
     g = torch.Generator().manual_seed(seed)
     rewards, reference = torch.rand(5, generator=g).double(), torch.rand(5, 3, generator=g).double()
     unmasked = unmasked_rows(rewards, seed, share)
-    values = [beta * math.log(mean([math.exp(x / beta) for x in row])) for row in reference.tolist()]
+    values = [beta * math.log(fmean([math.exp(x / beta) for x in row])) for row in reference.tolist()]
     expected = torch.where(unmasked, rewards - torch.tensor(values, dtype=torch.float64), 0.0)
     ours = a2po(torch.where(unmasked, rewards, torch.nan), reference, unmasked, beta=beta)
     assert_parity(ours, expected, terms=3, magnitude=10.0)

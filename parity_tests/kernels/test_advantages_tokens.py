@@ -112,10 +112,6 @@ def test_gae_and_length_adaptive_gae_equal_loops(
     assert_parity(ours, whitened(expected, mask), **scale(batch))
 
 
-def counts_before(mask: Tensor, i: int, t: int) -> int:
-    return sum(mask[i, :t].tolist())
-
-
 @given(
     batch=token_batches(),
     seed=st.integers(0, 99),
@@ -143,7 +139,7 @@ def test_optimal_token_baseline_equals_loops(
         return math.fsum(norm(i, u) for u in range(t + 1) if mask[i, u])
 
     def place(i: int, t: int) -> int:
-        return counts_before(mask, i, t) if by_token else t
+        return sum(mask[i, :t].tolist()) if by_token else t
 
     def step(i: int, t: int, following: int | None) -> float:
         there = [

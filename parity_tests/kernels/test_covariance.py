@@ -36,14 +36,14 @@ def test_clip_cov_never_draws_a_token_whose_ratio_is_nan() -> None:
     assert ours.loss[0, 0].isnan() and not ours.metrics["drop_frac"].value[0, 0]
 
 
-def even(n: int = 6) -> Batch:
+def even() -> Batch:
     """One row on-policy, whose tokens are all candidates but the middle ones of no covariance."""
-    logprobs = torch.linspace(-4, -1, n, dtype=torch.float64).unsqueeze(0)
+    logprobs = torch.linspace(-4, -1, 6, dtype=torch.float64).unsqueeze(0)
     return {
         "logprobs": logprobs,
         "old_logprobs": logprobs.clone(),
-        "advantages": 2 * torch.linspace(-1, 1, n, dtype=torch.float64).unsqueeze(0),
-        "mask": torch.ones(1, n, dtype=torch.bool),
+        "advantages": 2 * torch.linspace(-1, 1, 6, dtype=torch.float64).unsqueeze(0),
+        "mask": torch.ones(1, 6, dtype=torch.bool),
     }
 
 

@@ -13,12 +13,8 @@ from torch import Tensor
 from composer_plugins.kernels.divergences import forward_kl, jsd, reverse_kl, sampled_token
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.strategies import betas, logit_pairs
-from parity_tests.rigs.logits import Pair, example, scale
+from parity_tests.rigs.logits import Pair, each_beta, example, scale
 from parity_tests.rigs.oracles import generalized_jsd, kl, per_token
-
-BETAS = [0.0, 0.1, 0.5, 0.9, 1.0]
-
-each_beta = pytest.mark.parametrize("beta", BETAS)
 
 
 def gradient(pair: Pair, **settings: float) -> Tensor:

@@ -15,10 +15,8 @@ from composer_plugins.kernels.masking import keep
 from composer_plugins.testing.assertions import assert_parity, largest_term
 from composer_plugins.testing.strategies import betas, logit_pairs
 from parity_tests.rigs import logits as rig
-from parity_tests.rigs.logits import Pair, scale
+from parity_tests.rigs.logits import Pair, each_beta, scale
 from parity_tests.rigs.oracles import cross_entropy, per_token
-
-each_beta = pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 0.9, 1.0])
 
 
 def plain(student: Tensor, teacher: Tensor, mask: Tensor, beta: float, temperature: float) -> Tensor:

@@ -120,7 +120,7 @@ def claim(*names: str, where: Callable[[Case], bool] = lambda case: True) -> Cal
     def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
             CLAIMS.setdefault(name, []).append(Claim(where, test))
-        return pytest.mark.golden(pytest.mark.parametrize("case", cases)(_named(test)))
+        return pytest.mark.golden(pytest.mark.parametrize("case", cases)(test))
 
     return decorate
 
@@ -131,23 +131,6 @@ def reads(where: Callable[[Case], bool], case: Case) -> bool:
         return where(case)
     except KeyError:
         return True
-
-
-def _named(test: Callable[..., Any]) -> Callable[..., Any]:
-    """The test, with the file and the case at the beginning of its failures."""
-
-    @functools.wraps(test)
-    def named(*args: Any, case: Case, **kwargs: Any) -> None:
-        __tracebackhide__ = True
-        try:
-            test(*args, case=case, **kwargs)
-        except Exception as error:
-            missing = isinstance(error, KeyError) and "not recorded; max error inf: no key "
-            what = missing or ("" if isinstance(error, AssertionError) else f"{type(error).__name__}: ")
-            where = f"{directory / case['file']}.json, case {case_id(case)}"
-            raise AssertionError(f"{where}: {what}{error}").with_traceback(error.__traceback__) from None
-
-    return named
 
 
 def names(where: Path) -> set[str]:

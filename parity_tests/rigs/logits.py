@@ -1,11 +1,13 @@
 """Logits of a student and a teacher, and how precise a sum over their vocabulary is."""
 
+import pytest
 import torch
 from torch import Tensor
 
 from composer_plugins.testing.assertions import largest_term
 
 Pair = dict[str, Tensor]
+each_beta = pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 0.9, 1.0])
 
 
 def scale(pair: Pair, lost: float = 1.0) -> dict[str, float]:

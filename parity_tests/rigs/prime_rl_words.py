@@ -26,11 +26,6 @@ DIALECTS = {
 }
 
 
-def dtype_of(inputs: Case) -> torch.dtype:
-    """The dtype of a sequence: float64 unless it names one."""
-    return getattr(torch, inputs["dtype"]) if "dtype" in inputs else torch.float64
-
-
 def options(hp: dict[str, Any]) -> dict[str, Any]:
     """Upstream's options under our names; its teacher term is part of the advantage."""
     ours = {OURS[k]: v for k, v in hp.items() if k in OURS}
@@ -53,7 +48,7 @@ def kwargs_of(function: str, hp: dict[str, Any]) -> dict[str, Any]:
 
 def loss_inputs(function: str, case: Case) -> LossInputs:
     """The sequence as v0.8.0 hands it over."""
-    dtype = dtype_of(case)
+    dtype = golden.dtype(case)
     logprobs, rollout, advantages = (
         golden.tensor(case[name], dtype) for name in ("trainer_logprobs", "inference_logprobs", "advantages")
     )

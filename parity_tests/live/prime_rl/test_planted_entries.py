@@ -17,6 +17,7 @@ from composer_plugins.conformance.running import CASES, compared
 from composer_plugins.frameworks.contract import Conversion, Framework, Sets
 from composer_plugins.frameworks.prime_rl import PRIME_RL
 from parity_tests.rigs import prime_rl_doubles, prime_rl_words
+from parity_tests.rigs.claims import with_loss
 
 
 class Double:
@@ -30,16 +31,11 @@ class Double:
         return partial(loss_fn, **(options["kwargs"] if is_ours else prime_rl_words.kwargs_of(type, options)))
 
 
-def loss(kind: str, **wrong: Any) -> Framework:
-    """PRIME-RL with another entry of a loss."""
-    found = tuple(one._replace(**wrong) if one.options["type"] == kind else one for one in PRIME_RL.losses)
-    return replace(PRIME_RL, losses=found)
-
-
 def option(kind: str, key: str, **wrong: Any) -> Framework:
     """PRIME-RL with another entry of an option of a loss."""
     (named,) = [one for one in PRIME_RL.losses if one.options["type"] == kind]
-    return loss(kind, own=tuple(replace(one, **wrong) if one.key == key else one for one in named.own))
+    own = tuple(replace(one, **wrong) if one.key == key else one for one in named.own)
+    return with_loss(PRIME_RL, named.options, own=own)
 
 
 def sets(kind: str, key: str, *wrong: Sets) -> Framework:
@@ -51,7 +47,7 @@ HALF = Conversion(factor=0.5)
 PLANTED: dict[str, tuple[str, Framework]] = {
     "dppo_mask_low is the upper bound": ("default", sets("default", "dppo_mask_low", Sets(("tv_high",)))),
     "dppo_mask_low is 0.02 by default": ("default", option("default", "dppo_mask_low", default=0.02)),
-    "the default is ipo": ("default", loss("default", row="ipo@prime-rl")),
+    "the default is ipo": ("default", with_loss(PRIME_RL, {"type": "default"}, row="ipo@prime-rl")),
     "kl_tau is halved": ("default", sets("default", "kl_tau", Sets(("kl_tau",), (), HALF))),
     "ipo_threshold is the upper bound alone": ("ipo", sets("ipo", "ipo_threshold", Sets(("tv_high",)))),
     "adv_tau of ipo is its kl_tau": ("ipo", sets("ipo", "adv_tau", Sets(("kl_tau",)))),

@@ -113,18 +113,14 @@ def patch(train: Any, out: Path, data: Any, *, float32: bool, logs: bool) -> lis
     counter.__init__ = counted
     for module in (train, import_module("prime_rl.trainer.utils")):
         for name in ("clip_grad_norm_", "torch_clip_grad_norm_"):
-            if is_stand_in(getattr(module, name, None)):
+            found = getattr(module, name, None)
+            if isinstance(found, type) and issubclass(found, Anything):  # its package is not installed
                 setattr(module, name, clip)
     if float32:
         model = import_module("prime_rl.trainer.model")
         policy = model.MixedPrecisionPolicy
         model.MixedPrecisionPolicy = lambda param_dtype, **rest: policy(param_dtype=torch.float32, **rest)
     return models
-
-
-def is_stand_in(found: Any) -> bool:
-    """Whether a name comes from a package that is not installed."""
-    return isinstance(found, type) and issubclass(found, Anything)
 
 
 def clip(parameters: Any, max_norm: float, **_: Any) -> Any:
