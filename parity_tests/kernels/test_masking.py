@@ -2,7 +2,9 @@
 
 import inspect
 import math
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +23,7 @@ from composer_plugins.kernels.masking import (
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.inputs import with_junk
 from composer_plugins.testing.strategies import token_batches
-from parity_tests.rigs.compiled import needs_cpp
+from parity_tests.rigs.compiled import ran_by_a_link
 
 
 @pytest.mark.parametrize("reduce", [keep, masked_sum, masked_mean])
@@ -83,10 +85,14 @@ def test_a_bound_is_torchs_clamp_whose_gradient_passes_a_nan(ends: tuple[float |
 
 
 @pytest.mark.slow  # it compiles with a C++ compiler
-@needs_cpp
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch 2.13's own compiler
-def test_a_nan_of_another_tensor_survives_eager_and_compiled() -> None:
+def test_a_nan_of_another_tensor_survives_eager_and_compiled(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     """The compiler replaces products with 0, and the gradient beyond a bound is 0 unless the value is NaN."""
+    if ran_by_a_link(request, tmp_path):
+        return
 
     def bound(x: Tensor, other: Tensor) -> Tensor:
         return inspect.unwrap(bounded)(inspect.unwrap(with_nan_of)(x, other), high=0.5)
