@@ -221,6 +221,8 @@ def test_the_cut_of_a_batch_leaves_the_sums(seed: int, parts: int) -> None:
     for rows in every:
         part = token_sums({name: x[rows] for name, x in batch.items()})
         window.add(tuple(part), [float(x) for x in part.values()])
+    # Rows are compared within a micro-batch, so the cut may separate two that are equal by chance.
+    assert window["repeated rows"] <= float(whole.pop("repeated rows"))
     for name, value in whole.items():
         size = 1.0 if name.startswith(LARGEST) else 400.0
         wanted = value.detach().double()
