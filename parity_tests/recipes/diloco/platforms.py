@@ -365,10 +365,12 @@ async def stop_server(server: Any, loop: Any) -> None:
     """Stop a server, and close the connections, which grpclib leaves open."""
     server.close()
     await server.wait_closed()
-    await asyncio.sleep(0.05)  # for one that was just accepted
-    for transport in list(loop._transports.values()):
-        transport.close()
-    await asyncio.sleep(0.05)
+    if accepting := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(accepting)
+    while connections := [one for one in loop._transports.values() if one._sock is not None]:
+        for transport in connections:
+            transport.abort()
+        await asyncio.sleep(0.01)
 
 
 @contextlib.contextmanager
