@@ -7,11 +7,11 @@ import pytest
 from parity_tests.rigs.loaded import check_loaded
 from parity_tests.rigs.paths import ROOT
 
-# Lines of .py below these folders, with room for the example of CONTRIBUTING.md, which a test adds to a copy.
+# Lines of .py below these folders, with room for new losses: a test adds one, as in CONTRIBUTING.md.
 LINES = {
-    ("composer_plugins", "adapters", "kernels", "recipes"): 50_740,
-    ("adapters",): 11_070,
-    ("parity_tests",): 41_980,
+    ("composer_plugins", "adapters", "kernels", "recipes"): 50_300,
+    ("adapters",): 10_900,
+    ("parity_tests",): 41_700,
     ("docs/generator",): 1_640,
 }
 
