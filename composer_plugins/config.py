@@ -298,11 +298,11 @@ def _check_hint_as_advantage(config: ComposerConfig, framework_loss: str | None)
     if not config.policy_weight:
         problem = "'advantage' adds the hint to the advantages, and policy_weight is 0"
         raise ConfigError("hint_estimator", problem, "set policy_weight, or another hint_estimator")
-    policy = None if config.policy == framework_loss else config.choose_policy(framework_loss).loss
-    if policy is not None and "advantages" not in (*policy.needs, *policy.optional):
+    policy = None if config.policy == framework_loss else config.choose_policy(framework_loss)
+    if policy is not None and "advantages" not in (*policy.loss.needs, *policy.optional):
         problem = f"'advantage' adds the hint to the advantages, and {config.policy!r} takes none"
         raise ConfigError("hint_estimator", problem, "choose another policy, or another hint_estimator")
-    if policy is not None and policy.per_sequence:
+    if policy is not None and policy.loss.per_sequence:
         problem = f"'advantage' gives each token its own advantage, and {config.policy!r} averages them"
         raise ConfigError("hint_estimator", problem, "set 'score', or a policy per token (gspo_token)")
 

@@ -158,7 +158,4 @@ def _findings(asked: Asked) -> Iterator[Finding]:
     if asked.correction is not None and asked.has_rollout_ratio:
         problem = f"policy {policy.name!r} has the ratio of trainer to rollout already: it would count twice"
         yield Finding("error", "rollout_correction", problem, "remove it, or use policy = 'reinforce'")
-    if config.hint_estimator == "advantage" and asked.learns_from_reference:
-        problem = f"policy {policy.name!r} takes no advantages: it learns from the reference itself"
-        yield Finding("error", "hint_estimator", problem, "remove it, or choose another policy")
     yield from scaled_hint(config, policy)

@@ -3,7 +3,9 @@
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from torch import Tensor
 
 from composer_plugins.adapters.nemo_rl_loss.upstream import table_of
 from composer_plugins.adapters.slime_loss.options import asked_of
@@ -16,6 +18,7 @@ from composer_plugins.frameworks.slime import SLIME
 from composer_plugins.frameworks.tinker import TINKER
 from composer_plugins.frameworks.trl import TRL
 from composer_plugins.frameworks.verl import VERL
+from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.objective.asking import ask
 from composer_plugins.objective.files import of_yaml
 from composer_plugins.objective.options import as_yaml
@@ -58,6 +61,20 @@ def test_a_name_that_only_the_framework_has_is_answered_with_ours(
 @pytest.mark.parametrize("name", ["dual_clip", "sequence", "gspo"])  # it sets a parameter too; no loss; ours
 def test_a_name_that_does_not_stand_for_one_row_is_not_answered_with_one(name: str) -> None:
     assert all("own name" not in str(one) for one in ask(SKYRL, {"policy": name})[1])
+
+
+def pulled(logprobs: Tensor, ref_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
+    """REINFORCE with a pull to the reference."""
+    return TokenLoss(torch.where(mask, (ref_logprobs - advantages) * logprobs, 0.0), {})
+
+
+def test_a_hint_in_the_advantages_needs_a_policy_that_takes_them() -> None:
+    hint = {"hint_weight": 0.1, "hint_estimator": "advantage"}
+    assert ask(VERL, {"policy": f"{__name__}:pulled"} | hint)[1].errors == []
+    (found,) = ask(PRIME_RL, {"policy": "iw_opd"} | hint)[1].errors
+    assert str(found).startswith(
+        "hint_estimator: 'advantage' adds the hint to the advantages, and 'iw_opd' takes none"
+    )
 
 
 def test_what_a_framework_does_not_have_is_said_in_the_order_of_the_options() -> None:
