@@ -14,6 +14,7 @@ Status = Literal[
     "equal", "differs", "could not be run", "not in the catalogue", "not in this version", "not compared"
 ]
 BROKEN: tuple[Status, ...] = ("differs", "could not be run")
+CASES = 40
 TRIES = 25  # draws for each case that is compared, at most: a claim may refuse most of them
 
 
@@ -51,7 +52,7 @@ def fits(claim: Claim, names: Collection[str]) -> bool:
     return not names or claim.ours in names or claim.ours.partition("@")[0] in names
 
 
-def run(suite: Suite, *, cases: int, only: Iterable[str]) -> Iterator[Row]:
+def run(suite: Suite, *, cases: int = CASES, only: Iterable[str] = ()) -> Iterator[Row]:
     """Yield a row for each claim, and for each loss of the upstream without one."""
     wanted = set(only)
     logging.disable(logging.INFO)  # each drawn case has other options, and the upstream and we say which act
