@@ -17,7 +17,7 @@ from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_li
 from composer_plugins.conformance.prime_rl_claims.claims import OURS
 from composer_plugins.conformance.prime_rl_claims.packs import Pack
 from composer_plugins.conformance.prime_rl_claims.upstream import Upstream
-from composer_plugins.conformance.stubs import source
+from composer_plugins.conformance.stubs import source, variable
 
 SEQUENCES, TOKENS, ROUNDS = 64, 2048, 15
 
@@ -50,7 +50,7 @@ def main() -> None:
     """Print the table for the checkout that PRIME_RL_SOURCE names."""
     checkout = source("prime-rl")
     if checkout is None:
-        sys.exit(f"{prime_rl_live.SOURCE} names no checkout of PRIME-RL")
+        sys.exit(f"{variable('prime-rl')} names no checkout of PRIME-RL")
     upstream, cut = prime_rl_live.load(checkout), pack()
     ours = {"type": "custom", "import_path": OURS}
     runs = {
