@@ -634,6 +634,14 @@ CHOICES: list[tuple[str, dict[str, Any]]] = [
 ]
 # The smallest magnitude of the terms of a loss, where terms cancel.
 LEAST = {"ce_gppo": 1.0, "dcpo": 1.0, "cpgd": 1.0, "kimi_k15": 40.0}
+PENALISED = (
+    "dro",
+    "drpo",
+    "ipo",
+    "kimi",
+    "kl_cov",
+    "spo",
+)  # their penalty may cancel the term of the advantage
 
 
 def lost(name: str, pieces: list[Piece], o: dict[str, Any]) -> float:
@@ -679,6 +687,9 @@ def test_loss_gradient_and_metrics_equal_loops(
     spread = 1 + max(gaps, default=0.0) * lost(name, flat, o)
     # The gradient of LUFFY's p / (p + gamma) is a difference of two terms, each as large as the loss or less.
     least = max(abs(piece.value) for piece in flat) if name == "luffy" else LEAST.get(name, 0.0)
+    if name in PENALISED:
+        ratio = (batch["logprobs"] - batch[row.needs[1]]).exp().clamp(min=1)
+        least = float(torch.where(mask, (batch["advantages"] * ratio).abs(), 0.0).max())
 
     def compare(found: Tensor, wanted: list[float], what: str) -> None:
         theirs = found.new_tensor(wanted, dtype=torch.float64).view(mask.shape)
