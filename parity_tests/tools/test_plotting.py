@@ -159,7 +159,7 @@ def test_notes_say_what_the_example_assumes() -> None:
     note = "minirl has no default for clip_low, clip_high: drawn with clip_low=0.2, clip_high=0.2."
     assert note in drawn("minirl", "grpo", kind="policy").notes
     text = " ".join(drawn("gspo", "cispo", "kl_cov").notes)
-    assert "The ratio of gspo is that of the whole response" in text
+    assert "The ratio of gspo is the ratio of the whole response" in text
     assert "kl_cov: the batch, whose statistics the loss uses" in text
     assert "Gradient of cispo: of a detached weight" in text
 
@@ -215,7 +215,7 @@ def test_a_loss_of_entropies_is_drawn_with_those_of_the_example() -> None:
     at_1 = min(range(len(bonus.x)), key=lambda i: abs(bonus.x[i] - 1))
     entropy = -sum(p * math.log(p) for p in (0.25, 0.375, 0.225, 0.15))
     assert reinforce.y[at_1] - bonus.y[at_1] == pytest.approx(entropy, abs=0.01)
-    assert any("entropy is that of the token and three others" in note for note in picture.notes)
+    assert any("entropy is over the token and three others" in note for note in picture.notes)
 
 
 def test_a_function_of_a_user_is_drawn_over_a_loss_of_the_catalogue() -> None:
