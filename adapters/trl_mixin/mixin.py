@@ -180,9 +180,7 @@ class ComposerLossMixin(_Trainer):
         return inputs
 
     def _tokenize_prompts(self, prompts: list[Any], *args: Any, **kwargs: Any) -> Any:
-        if (
-            self._data_channels
-        ):  # the policy's prompts have tool calls, like the prompts of pairs and teachers
+        if self._data_channels:  # tool calls are read as in the prompts of pairs and teachers
             prompts = [one if isinstance(one, str) else template_messages(one) for one in prompts]
         return super()._tokenize_prompts(prompts, *args, **kwargs)
 

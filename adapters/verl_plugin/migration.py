@@ -155,9 +155,7 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     if advantage is not None:
         options |= {Key.ESTIMATOR: "composer", Key.CRITIC: False}
     has_others = kl or objective.entropy or objective.channels.get("hint_weight")
-    if (
-        has_others and objective.policy.name in verl.FORCED_MODES
-    ):  # loss_agg_mode is the mode of the other terms
+    if has_others and objective.policy.name in verl.FORCED_MODES:  # loss_agg_mode is the others' mode
         mode = objective.denominators.get("KL", mode)
     if mode in verl.MODES:
         options[Key.AGG_MODE] = mode
